@@ -1,0 +1,54 @@
+# `make serve` and `make test` do all the set-up; `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The newest supported Python on this machine; override with PYTHON=/path/to/python.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help serve test check lock bench wheel clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: $(VENV)/serve ## Run the broker on port 6632, on an embedded PostgreSQL unless PG_HOST is set
+	@exec $(BIN)/queen-trio serve
+
+test: $(VENV)/dev ## Run every test against a real PostgreSQL (narrow with T="tests/unit -k lease")
+	$(BIN)/python -m pytest $(T)
+
+check: $(VENV)/dev ## Lint, type-check and check the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/flake8 --select ASYNC --enable-visitor-codes-regex 'ASYNC(10[0-6]|11[0-9]|91[0-3])' queen_trio protocol
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: $(VENV)/dev ## Write requirements*.txt anew from pyproject.toml
+	./.ci/lock
+
+bench: $(VENV)/dev ## Measure push, drain and latency on this machine
+	$(BIN)/python -m bench
+
+wheel: $(VENV)/dev ## Build the wheel and smoke-test it in a fresh environment
+	./.ci/wheel
+
+clean: ## Remove the virtual environment and caches (never queen-data)
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/python:
+	@test -n "$(PYTHON)" || { echo "queen-trio needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/serve: requirements.txt pyproject.toml | $(VENV)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/dev: requirements-dev.txt $(VENV)/serve
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@touch $@
