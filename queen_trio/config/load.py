@@ -1,0 +1,267 @@
+"""From the environment to a `Config`, or to every fault in it at once (spec 5).
+
+Three steps: pick the texts of our variables, structure them through cattrs, then look for
+contradictions between values that are each fine alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from cattrs import ClassValidationError, Converter
+from cattrs.gen import make_dict_structure_fn, override
+
+from queen_trio.errors import ConfigError
+
+from .delivery import ADMISSION_FLOOR
+from .parsers import UNSPECIFIED_PORT
+from .sections import SECTIONS, Config
+from .server import HttpServer, JwtAlgorithm
+from .variables import Variable, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SHOWN_CHARS = 80  # of a faulty value: enough to recognise it, little enough for one line
+
+VARIABLES: dict[str, Variable] = {
+    variable.name: variable for section in SECTIONS.values() for _, variable in variables(section)
+}
+
+# Prefixes that nobody else uses: a name that starts so and isn't ours is a slip.
+_OUR_PREFIXES = ("QUEEN_", "JWT_", "FILE_BUFFER_", "POP_WAIT_")
+
+# What Kubernetes sets in every pod for a Service that happens to be called queen-something.
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$"
+    r"|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$"
+)
+
+
+def load(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the configuration from `environ`, by default from the process's own environment.
+
+    Raises ConfigError with all faults of all variables. An empty text counts as unset; where a
+    name and its alias are both set, the name wins with a warning (spec 8.26).
+    """
+    environ = os.environ if environ is None else environ
+    spelled, warnings = _spelled(environ)
+    texts = {name: environ[used] for name, used in spelled.items()}
+
+    faults: dict[str, str] = {}
+    config = _structure(texts, faults)
+    if faults:  # look for contradictions all the same, with defaults for what is broken
+        config = _structure({n: t for n, t in texts.items() if n not in faults}, {})
+    messages = [
+        f"{spelled[name]}={_shown(VARIABLES[name], texts[name])} {faults[name]}"
+        for name in VARIABLES
+        if name in faults
+    ]
+    messages += [
+        message for names, message in _contradictions(config) if not faults.keys() & set(names)
+    ]
+    if messages:
+        raise ConfigError(messages)
+    warnings += [*_unknown(environ), *_doubts(config, texts)]
+    return attrs.evolve(config, warnings=tuple(warnings))
+
+
+def _spelled(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """For each variable that is set, the spelling to read it by; and warnings."""
+    spelled: dict[str, str] = {}
+    warnings: list[str] = []
+    for name, variable in VARIABLES.items():
+        used = [s for s in (name, variable.alias) if s is not None and environ.get(s)]
+        if used:
+            spelled[name] = used[0]
+        if len(used) > 1:
+            warnings.append(f"{name} and its alias {variable.alias} are both set: {name} is used")
+    return spelled, warnings
+
+
+def _structure(texts: Mapping[str, str], faults: dict[str, str]) -> Config:
+    """Structure the texts; what is wrong is added to `faults`: a name, the end of a sentence."""
+    sections: dict[str, Any] = {}
+    for title, section in SECTIONS.items():
+        names: dict[str, str] = {}
+        fields: dict[str, str] = {}
+        for field, variable in variables(section):
+            names[field] = variable.name
+            if variable.name in texts:
+                fields[field] = texts[variable.name]
+            elif variable.derive is not None:
+                fields[field] = variable.derive(texts)
+        try:
+            sections[title] = _CONVERTER.structure(fields, section)
+        except ClassValidationError as error:
+            sections[title] = section()
+            # A default that follows from a broken variable is no second fault.
+            faults.update(
+                (names[field], sentence)
+                for field, sentence in _field_faults(error)
+                if names[field] in texts
+            )
+    sync = sections["sync"]
+    peers = tuple(
+        attrs.evolve(peer, port=sync.mesh_port) if peer.port == UNSPECIFIED_PORT else peer
+        for peer in sync.peers
+    )
+    return Config(**sections | {"sync": attrs.evolve(sync, peers=peers)})
+
+
+def _field_faults(group: ClassValidationError) -> Iterator[tuple[str, str]]:
+    """What cattrs collected in one section, as (field, end of a sentence)."""
+    faults, others = group.group_exceptions()
+    if others:
+        raise group  # a fault of ours: each value has a field
+    for error, note in faults:
+        yield note.name, str(error)
+
+
+def _converter() -> Converter:
+    """A converter that reads each field with the parser of its variable."""
+    converter = Converter(detailed_validation=True)
+    for section in SECTIONS.values():
+        hooks: dict[str, Any] = {
+            field: override(struct_hook=_hook(variable)) for field, variable in variables(section)
+        }
+        converter.register_structure_hook(
+            section, make_dict_structure_fn(section, converter, **hooks)
+        )
+    return converter
+
+
+def _hook(variable: Variable) -> Any:
+    return lambda text, _type: variable.parse(text)
+
+
+_CONVERTER = _converter()
+
+
+def _shown(variable: Variable, text: str) -> str:
+    if variable.secret:
+        return secret_length(text)
+    short = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
+    return json.dumps(short, ensure_ascii=False)
+
+
+def secret_length(secret: str | None) -> str:
+    """A secret as logs and messages may show it (spec 5): `<unset>` or `<set:32 chars>`."""
+    return f"<set:{len(secret)} chars>" if secret else "<unset>"
+
+
+def _contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Values that can't hold together, as (variables involved, sentence)."""
+    server, sync, auth, flow, pop = (
+        config.server,
+        config.sync,
+        config.auth,
+        config.flow,
+        config.pop,
+    )
+
+    tls = ("QUEEN_TLS_CERT", "QUEEN_TLS_KEY")
+    if (server.tls_cert is None) != (server.tls_key is None):
+        yield tls, "QUEEN_TLS_CERT and QUEEN_TLS_KEY go together: only one of them is set"
+    elif server.tls_cert is not None and server.http_server is HttpServer.LEAN:
+        yield (
+            (*tls, "QUEEN_HTTP_SERVER"),
+            "QUEEN_TLS_CERT and QUEEN_TLS_KEY need QUEEN_HTTP_SERVER=hypercorn:"
+            " the lean server speaks clear text only",
+        )
+
+    mesh_tls = ("QUEEN_MESH_TLS_CERT", "QUEEN_MESH_TLS_KEY", "QUEEN_MESH_TLS_CA")
+    if 0 < [sync.tls_cert, sync.tls_key, sync.tls_ca].count(None) < len(mesh_tls):
+        yield mesh_tls, f"{', '.join(mesh_tls)} go together: the TLS of the mesh is mutual"
+    if sync.heartbeat_ms >= sync.dead_threshold_ms:
+        yield (
+            ("QUEEN_SYNC_HEARTBEAT_MS", "QUEEN_SYNC_DEAD_THRESHOLD_MS"),
+            f"QUEEN_SYNC_HEARTBEAT_MS ({sync.heartbeat_ms}) must be less than"
+            f" QUEEN_SYNC_DEAD_THRESHOLD_MS ({sync.dead_threshold_ms})",
+        )
+    if sync.starts and server.port == sync.mesh_port:
+        yield (
+            ("PORT", "QUEEN_MESH_PORT", "QUEEN_MESH_PEERS", "QUEEN_SYNC_ENABLED"),
+            f"PORT and QUEEN_MESH_PORT are the same port, {server.port}",
+        )
+
+    if auth.enabled:
+        keys = {
+            "JWT_SECRET": auth.secret,
+            "JWT_PUBLIC_KEY": auth.public_key,
+            "JWT_JWKS_URL": auth.jwks_url,
+        }
+        involved = (*keys, "JWT_ENABLED", "JWT_ALGORITHM")
+        given = [name for name, key in keys.items() if key is not None]
+        shared = auth.algorithm is JwtAlgorithm.HS256
+        if len(given) != 1:
+            yield (
+                involved,
+                "JWT_ENABLED needs exactly one of JWT_SECRET, JWT_PUBLIC_KEY and JWT_JWKS_URL:"
+                f" {' and '.join(given) if given else 'none'} is set",
+            )
+        elif shared != (given == ["JWT_SECRET"]):
+            yield (
+                involved,
+                f"JWT_ALGORITHM={auth.algorithm.value} verifies with"
+                f" {'JWT_SECRET' if shared else 'JWT_PUBLIC_KEY or JWT_JWKS_URL'}, but {given[0]}"
+                " is set",
+            )
+
+    low, high = flow.admission_min, flow.admission_max
+    if low is not None and high is not None and low > high:
+        yield (
+            ("QUEEN_ADMISSION_MIN", "QUEEN_ADMISSION_MAX"),
+            f"QUEEN_ADMISSION_MIN ({low}) is more than QUEEN_ADMISSION_MAX ({high})",
+        )
+    if pop.wait_initial_ms > pop.max_ms:
+        yield (
+            ("POP_WAIT_INITIAL_INTERVAL_MS", "POP_WAIT_MAX_INTERVAL_MS"),
+            f"POP_WAIT_INITIAL_INTERVAL_MS ({pop.wait_initial_ms}) is more than"
+            f" POP_WAIT_MAX_INTERVAL_MS ({pop.max_ms})",
+        )
+
+
+def _doubts(config: Config, texts: Mapping[str, str]) -> Iterator[str]:
+    """What is allowed, but probably not what the operator meant."""
+    if config.postgres.embedded:
+        external = [name for name in texts if name.startswith("PG_")]
+        if external:
+            yield f"{', '.join(external)} ignored: PG_HOST is unset, PostgreSQL is embedded"
+    else:
+        embedded = [name for name in ("QUEEN_DATA_DIR", "QUEEN_PG_BIN") if name in texts]
+        if embedded:
+            yield f"{', '.join(embedded)} ignored: PG_HOST is set, nothing is embedded"
+        if config.postgres.ssl_root_cert is not None and not config.postgres.use_ssl:
+            yield "PG_SSL_ROOT_CERT ignored: PG_USE_SSL is false, PostgreSQL is reached without TLS"
+    band = config.admission_band
+    if band.hi == ADMISSION_FLOOR == band.lo and config.flow.admission_max is None:
+        yield (
+            f"the admission band is [{band.lo},{band.hi}]: DB_POOL_SIZE"
+            f" {config.postgres.pool_size} doesn't exceed QUEEN_ADMISSION_POOL_RESERVE"
+            f" {config.flow.pool_reserve} by more than {ADMISSION_FLOOR}, so it can't adapt"
+        )
+    if config.sync.starts and config.sync.secret is None:
+        yield "the mesh is open: without QUEEN_SYNC_SECRET anyone who reaches its port is believed"
+    if config.sync.enabled and config.sync.secret is not None and not config.sync.peers:
+        yield "QUEEN_SYNC_SECRET is set but QUEEN_MESH_PEERS is empty: the mesh doesn't start"
+
+
+def _unknown(environ: Mapping[str, str]) -> Iterator[str]:
+    """Names that look like ours and aren't, with the one that was probably meant."""
+    aliases = {variable.alias for variable in VARIABLES.values()}
+    for name in sorted(environ):
+        if (
+            not name.startswith(_OUR_PREFIXES)
+            or name in VARIABLES
+            or name in aliases
+            or _SERVICE_LINK.search(name)
+        ):
+            continue
+        near = difflib.get_close_matches(name, VARIABLES, n=1)
+        yield f"unknown variable {name}" + (f": did you mean {near[0]}?" if near else "")
