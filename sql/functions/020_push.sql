@@ -1,0 +1,163 @@
+-- Create the queues that don't exist yet. A dotted name gives namespace and task: orders.created.
+-- Ordered by name, so that two calls that create the same ones can't deadlock.
+CREATE OR REPLACE FUNCTION queen.ensure_queues_v1(p_tenant uuid, p_queues text[])
+RETURNS void LANGUAGE sql AS $$
+    INSERT INTO queen.queues (tenant_id, name, namespace, task)
+    SELECT p_tenant, n.name,
+           CASE WHEN strpos(n.name, '.') > 0 THEN split_part(n.name, '.', 1) ELSE '' END,
+           CASE WHEN strpos(n.name, '.') > 0 THEN substr(n.name, strpos(n.name, '.') + 1) ELSE '' END
+      FROM (SELECT DISTINCT unnest(p_queues) COLLATE "C" AS name) n
+     WHERE NOT EXISTS (SELECT FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = n.name)
+     ORDER BY n.name
+        ON CONFLICT (tenant_id, name) DO NOTHING
+$$;
+
+-- The same for partitions, and for the queues that they are in.
+CREATE OR REPLACE FUNCTION queen.ensure_partitions_v1(p_tenant uuid, p_queues text[], p_partitions text[])
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM queen.ensure_queues_v1(p_tenant, p_queues);
+    INSERT INTO queen.log_partitions (queue_id, name)
+    SELECT q.id, n.partition
+      FROM (SELECT DISTINCT u.queue, u.partition COLLATE "C" AS partition
+              FROM unnest(p_queues, p_partitions) AS u(queue, partition)) n
+      JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = n.queue
+     WHERE NOT EXISTS (SELECT FROM queen.log_partitions p WHERE p.queue_id = q.id AND p.name = n.partition)
+     ORDER BY q.id, n.partition
+        ON CONFLICT (queue_id, name) DO NOTHING;
+END $$;
+
+-- Lock the partitions of a bundle in the one global order (ascending id), creating what is missing.
+-- Returns their ids, aligned with the arguments. A queue deleted between look-up and lock is made anew.
+CREATE OR REPLACE FUNCTION queen.lock_partitions_v1(p_tenant uuid, p_queues text[], p_partitions text[])
+RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids    uuid[];
+    v_wanted integer;
+    v_locked integer;
+BEGIN
+    LOOP
+        SELECT array_agg(p.id ORDER BY s.ord), count(DISTINCT p.id) INTO v_ids, v_wanted
+          FROM unnest(p_queues, p_partitions) WITH ORDINALITY AS s(queue, partition, ord)
+          LEFT JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = s.queue
+          LEFT JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = s.partition;
+        IF array_position(v_ids, NULL) IS NULL THEN
+            PERFORM FROM queen.log_partitions p WHERE p.id = ANY (v_ids) ORDER BY p.id FOR NO KEY UPDATE;
+            GET DIAGNOSTICS v_locked = ROW_COUNT;
+            IF v_locked = v_wanted THEN
+                RETURN v_ids;
+            END IF;
+        END IF;
+        PERFORM queen.ensure_partitions_v1(p_tenant, p_queues, p_partitions);
+    END LOOP;
+END $$;
+
+-- Commit a bundle: one segment for each of N different partitions, one transaction (spec 1, "Push").
+--
+-- Arrays are aligned, one element a segment: queue, partition, message count, decompressed size, 16-byte
+-- hashes, blob; p_verified says "none of these hashes occurs at or below this offset of the partition
+-- p_verified_in"; NULL or another partition id means nothing is known and the whole window is probed.
+-- The largest bigint says so for every partition: ids that the broker has just made up.
+--
+-- A segment with a duplicate writes nothing: its row tells which indexes (0-based) are duplicates of
+-- which offsets, and the caller sends the rest again. The others are committed.
+CREATE OR REPLACE FUNCTION queen.push_v1(
+    p_tenant uuid, p_queues text[], p_partitions text[], p_counts integer[], p_raw_bytes integer[],
+    p_hashes bytea[], p_blobs bytea[], p_verified_in uuid[], p_verified bigint[])
+RETURNS TABLE (ord integer, partition_id uuid, base_offset bigint, created_at timestamptz,
+               duplicate_at integer[], duplicate_of bigint[])
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_ids   uuid[];
+    v_clean boolean[] := array_fill(true, ARRAY[cardinality(p_queues)]);
+    v_now   timestamptz;
+    v_seg   record;
+    v_from  bigint;
+BEGIN
+    IF cardinality(p_queues) IS DISTINCT FROM cardinality(p_partitions)
+       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_counts)
+       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_raw_bytes)
+       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_hashes)
+       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_blobs)
+       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified_in)
+       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified)
+       OR EXISTS (SELECT FROM unnest(p_counts, p_hashes) AS u(n, h)
+                   WHERE u.n < 1 OR octet_length(u.h) <> 16 * u.n) THEN
+        RAISE EXCEPTION 'push_v1: the arrays of a bundle do not fit together' USING ERRCODE = '22023';
+    END IF;
+
+    v_ids := queen.lock_partitions_v1(p_tenant, p_queues, p_partitions);
+    v_now := clock_timestamp();
+
+    -- Dedup, exact, under the locks: only where something may have come since the caller last looked.
+    FOR v_seg IN
+        SELECT s.ord::integer AS ord, s.id, s.hashes, s.n, p.last_offset, q.dedup_window_seconds AS win,
+               v.verified
+          FROM unnest(v_ids, p_hashes, p_counts, p_verified_in, p_verified)
+               WITH ORDINALITY AS s(id, hashes, n, verified_in, verified, ord)
+          JOIN queen.log_partitions p ON p.id = s.id
+          JOIN queen.queues q ON q.id = p.queue_id
+         CROSS JOIN LATERAL (SELECT CASE WHEN s.verified_in = s.id OR s.verified = 9223372036854775807
+                                         THEN s.verified ELSE -1 END AS verified) v
+         WHERE q.dedup_window_seconds > 0 AND p.last_offset > v.verified
+    LOOP
+        v_from := queen.first_offset_since_v1(v_seg.id, v_now - make_interval(secs => v_seg.win));
+        SELECT array_agg(d.i ORDER BY d.i), array_agg(d.original ORDER BY d.i)
+          INTO duplicate_at, duplicate_of
+          FROM (SELECT g.i, min(t.message_offset) AS original
+                  FROM generate_series(0, v_seg.n - 1) AS g(i)
+                  JOIN queen.txn_hashes_v1(v_seg.id, greatest(v_from - 1, v_seg.verified),
+                                           v_seg.last_offset) t
+                    ON t.hash = substring(v_seg.hashes FROM g.i * 16 + 1 FOR 16)
+                 GROUP BY g.i) d;
+        IF duplicate_at IS NOT NULL THEN
+            v_clean[v_seg.ord] := false;
+            ord := v_seg.ord; partition_id := v_seg.id; base_offset := NULL; created_at := NULL;
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+
+    RETURN QUERY
+    WITH seg AS (
+        SELECT s.ord::integer AS ord, s.id, s.n, s.raw, s.hashes, s.blob
+          FROM unnest(v_ids, p_counts, p_raw_bytes, p_hashes, p_blobs, v_clean)
+               WITH ORDINALITY AS s(id, n, raw, hashes, blob, clean, ord)
+         WHERE s.clean
+    ), alloc AS (
+        UPDATE queen.log_partitions p
+           SET last_offset = p.last_offset + s.n,
+               last_created_at = greatest(v_now, p.last_created_at),
+               last_write_at = CASE WHEN p.last_write_at < v_now - interval '1 second'
+                                    THEN v_now ELSE p.last_write_at END,
+               oldest_live_at = coalesce(p.oldest_live_at, greatest(v_now, p.last_created_at)),
+               oldest_txn_at = coalesce(p.oldest_txn_at, greatest(v_now, p.last_created_at))
+          FROM seg s
+         WHERE p.id = s.id
+     RETURNING s.ord, p.id, p.last_offset - s.n + 1 AS base_offset, p.last_offset AS end_offset,
+               p.last_created_at AS created_at
+    ), segments AS (
+        INSERT INTO queen.log_segments (partition_id, base_offset, end_offset, raw_bytes, created_at, blob)
+        SELECT a.id, a.base_offset, a.end_offset, s.raw, a.created_at, s.blob
+          FROM alloc a JOIN seg s ON s.ord = a.ord
+    ), txns AS (
+        INSERT INTO queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
+        SELECT a.id, a.base_offset, a.end_offset, a.created_at, s.hashes
+          FROM alloc a JOIN seg s ON s.ord = a.ord
+    )
+    SELECT a.ord, a.id, a.base_offset, a.created_at, NULL::integer[], NULL::bigint[] FROM alloc a;
+END $$;
+
+-- The segments that hold given offsets, to find the message ids of a duplicate's original. An offset
+-- that retention already removed has no row.
+CREATE OR REPLACE FUNCTION queen.segments_at_v1(p_partition uuid, p_offsets bigint[])
+RETURNS TABLE (message_offset bigint, base_offset bigint, created_at timestamptz, blob bytea)
+LANGUAGE sql STABLE AS $$
+    SELECT o.message_offset, s.base_offset, s.created_at, s.blob
+      FROM unnest(p_offsets) AS o(message_offset)
+     CROSS JOIN LATERAL (
+            SELECT * FROM queen.log_segments s
+             WHERE s.partition_id = p_partition AND s.base_offset <= o.message_offset
+             ORDER BY s.base_offset DESC LIMIT 1) s
+     WHERE s.end_offset >= o.message_offset
+$$;

@@ -1,0 +1,253 @@
+-- The subscription point of a group: the stored one wins, else the pop's own is stored now. Queue mode
+-- starts at the beginning and stores nothing. p_waited_ms is how long ago the pop arrived: the point is
+-- the arrival, not this call, so that the push which woke a parked pop is behind it (spec 8.3).
+CREATE OR REPLACE FUNCTION queen.subscribe_v1(
+    p_tenant uuid, p_queue text, p_namespace text, p_task text, p_group text,
+    p_mode text, p_from timestamptz, p_waited_ms integer, OUT point timestamptz, OUT is_first boolean)
+LANGUAGE plpgsql AS $$
+BEGIN
+    is_first := false;
+    IF p_group = '__QUEUE_MODE__' THEN
+        point := '-infinity';
+        RETURN;
+    END IF;
+    LOOP
+        SELECT m.subscription_timestamp INTO point
+          FROM queen.consumer_groups_metadata m
+         WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
+           AND m.queue_name = p_queue AND m.namespace = p_namespace AND m.task = p_task;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        point := CASE
+            WHEN p_from IS NOT NULL THEN p_from
+            WHEN p_mode = 'all' THEN '-infinity'
+            ELSE clock_timestamp() - make_interval(secs => p_waited_ms / 1000.0) END;
+        INSERT INTO queen.consumer_groups_metadata
+               (tenant_id, queue_name, namespace, task, consumer_group, subscription_mode,
+                subscription_timestamp)
+        VALUES (p_tenant, p_queue, p_namespace, p_task, p_group, p_mode, point)
+            ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            is_first := true;
+            RETURN;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Partitions that a pop or a probe may look at: those of one queue, one partition of it, or, for a
+-- discovery pop (p_queue NULL), of every queue with that namespace and task ('' matches all).
+CREATE OR REPLACE FUNCTION queen.pop_partitions_v1(
+    p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text)
+RETURNS TABLE (id uuid, name text, queue_id uuid, last_offset bigint, log_start bigint,
+               last_created_at timestamptz)
+LANGUAGE plpgsql STABLE ROWS 64 AS $$
+BEGIN
+    IF p_queue IS NULL THEN
+        RETURN QUERY
+        SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, p.last_created_at
+          FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
+         WHERE q.tenant_id = p_tenant
+           AND (p_namespace = '' OR q.namespace = p_namespace) AND (p_task = '' OR q.task = p_task);
+    ELSIF p_partition IS NULL THEN
+        RETURN QUERY
+        SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, p.last_created_at
+          FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
+         WHERE q.tenant_id = p_tenant AND q.name = p_queue;
+    ELSE
+        RETURN QUERY
+        SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, p.last_created_at
+          FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
+         WHERE q.tenant_id = p_tenant AND q.name = p_queue AND p.name = p_partition;
+    END IF;
+END $$;
+
+-- Claim messages for one consumer (spec 1, "Pop").
+--
+-- Takes up to p_partitions partitions (NULL: no cap) that no live lease holds, the least recently claimed
+-- first, until p_batch messages or p_max_bytes are together. A partition locked by another pop is skipped,
+-- never waited for. p_lease_id names the lease of all of them; p_auto_ack commits the cursors instead.
+-- p_lease_seconds NULL means the queue's own.
+--
+-- One row for each segment of the claim, in partition and offset order. The claim of a partition is
+-- (committed, batch_end], with batch_end that of the partition's last row.
+CREATE OR REPLACE FUNCTION queen.pop_v1(
+    p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text, p_group text,
+    p_batch integer, p_partitions integer, p_lease_seconds integer, p_auto_ack boolean, p_lease_id text,
+    p_mode text, p_from timestamptz, p_waited_ms integer, p_max_bytes bigint)
+RETURNS TABLE (partition_id uuid, partition_name text, queue_name text, committed bigint,
+               batch_end bigint, delivery_attempt integer, base_offset bigint, created_at timestamptz,
+               blob bytea)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_now     timestamptz := clock_timestamp();
+    v_point   timestamptz;
+    v_durable boolean;         -- this call writes more than a lease
+    v_part    record;
+    v_cursor  record;
+    v_queue   queen.queues;
+    v_segment record;
+    v_next    bigint;          -- the next offset to take
+    v_take    bigint;
+    v_average bigint;          -- bytes a message, in this segment
+    v_taken   integer := 0;    -- partitions
+    v_left    bigint := p_batch;
+    v_room    bigint := p_max_bytes;
+BEGIN
+    SELECT s.point, s.is_first INTO v_point, v_durable
+      FROM queen.subscribe_v1(p_tenant, coalesce(p_queue, ''), coalesce(p_namespace, ''),
+                              coalesce(p_task, ''), p_group, p_mode, p_from, p_waited_ms) s;
+    v_durable := v_durable OR p_auto_ack;
+
+    FOR v_part IN
+        SELECT p.id, p.name, p.queue_id, p.last_offset, c.partition_id IS NULL AS unseeded
+          FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task) p
+          LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+         WHERE p.last_offset >= p.log_start
+           AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
+                    ELSE p.last_offset > c.committed
+                         AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now) END
+         ORDER BY c.lease_acquired_at NULLS FIRST, p.id
+    LOOP
+        EXIT WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
+        IF v_part.unseeded THEN
+            INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
+            SELECT p.id, p_group, queen.first_offset_since_v1(p.id, v_point) - 1
+              FROM queen.log_partitions p WHERE p.id = v_part.id
+                ON CONFLICT DO NOTHING;
+            v_durable := true;
+        END IF;
+        SELECT c.committed, c.batch_retry_count + 1 AS attempt INTO v_cursor
+          FROM queen.log_consumers c
+         WHERE c.partition_id = v_part.id AND c.consumer_group = p_group
+           AND c.committed < v_part.last_offset
+           AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now)
+           FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        IF v_queue.id IS DISTINCT FROM v_part.queue_id THEN
+            SELECT * INTO v_queue FROM queen.queues q WHERE q.id = v_part.queue_id;
+            CONTINUE WHEN NOT FOUND;
+        END IF;
+
+        v_next := v_cursor.committed + 1;
+        FOR v_segment IN
+            SELECT s.base_offset, s.end_offset, s.raw_bytes, s.created_at, s.blob
+              FROM queen.log_segments s
+             WHERE s.partition_id = v_part.id
+               AND s.base_offset <= v_cursor.committed + v_left
+               AND s.base_offset >= coalesce(
+                    (SELECT f.base_offset FROM queen.log_segments f
+                      WHERE f.partition_id = v_part.id AND f.base_offset <= v_cursor.committed + 1
+                      ORDER BY f.base_offset DESC LIMIT 1), 0)
+               AND s.end_offset > v_cursor.committed
+             ORDER BY s.base_offset
+        LOOP
+            -- windowBuffer holds a partition until its oldest pending message has waited so long;
+            -- delayedProcessing hides each message until it is that old.
+            EXIT WHEN v_segment.created_at > v_now - make_interval(secs => v_queue.delayed_processing);
+            EXIT WHEN v_next = v_cursor.committed + 1
+                  AND v_segment.created_at > v_now - make_interval(secs => v_queue.window_buffer);
+            -- A segment that is larger than the room left counts by its average message; the first
+            -- message of an answer always fits.
+            v_next := greatest(v_next, v_segment.base_offset);
+            v_average := greatest(v_segment.raw_bytes / (v_segment.end_offset - v_segment.base_offset + 1), 1);
+            v_take := least(v_segment.end_offset - v_next + 1, v_left,
+                            greatest(v_room / v_average,
+                                     CASE WHEN v_room = p_max_bytes THEN 1 ELSE 0 END));
+            EXIT WHEN v_take <= 0;
+            v_next := v_next + v_take;
+            v_left := v_left - v_take;
+            v_room := v_room - v_take * v_average;
+            partition_id := v_part.id; partition_name := v_part.name; queue_name := v_queue.name;
+            committed := v_cursor.committed; batch_end := v_next - 1; delivery_attempt := v_cursor.attempt;
+            base_offset := v_segment.base_offset; created_at := v_segment.created_at;
+            blob := v_segment.blob;
+            RETURN NEXT;
+            EXIT WHEN v_next <= v_segment.end_offset;
+        END LOOP;
+        CONTINUE WHEN v_next = v_cursor.committed + 1;
+
+        v_taken := v_taken + 1;
+        IF p_auto_ack THEN
+            UPDATE queen.log_consumers c
+               SET committed = v_next - 1, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
+                   lease_acquired_at = v_now, batch_retry_count = 0, attempt_offset = NULL,
+                   attempt_count = 0, total_consumed = c.total_consumed + v_next - 1 - c.committed
+             WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
+        ELSE
+            UPDATE queen.log_consumers c
+               SET batch_end = v_next - 1, worker_id = p_lease_id, lease_acquired_at = v_now,
+                   lease_expires_at = v_now + make_interval(secs => coalesce(p_lease_seconds, v_queue.lease_time)),
+                   batch_retry_count = v_cursor.attempt
+             WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
+        END IF;
+    END LOOP;
+
+    -- Losing a lease in a crash only redelivers, as an expiry does: no need to wait for the disk.
+    IF NOT v_durable THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+END $$;
+
+-- How many partitions would serve each of many parked pops now (at most p_limits[i] are counted), for
+-- those where the answer isn't none. Reads only: the pop itself subscribed its group when it arrived.
+CREATE OR REPLACE FUNCTION queen.probe_v1(
+    p_tenant uuid, p_queues text[], p_partitions text[], p_namespaces text[], p_tasks text[],
+    p_groups text[], p_limits integer[])
+RETURNS TABLE (ord integer, available integer)
+LANGUAGE sql STABLE AS $$
+    SELECT k.ord::integer, n.available::integer
+      FROM unnest(p_queues, p_partitions, p_namespaces, p_tasks, p_groups, p_limits)
+           WITH ORDINALITY AS k(queue, partition, namespace, task, grp, lim, ord)
+     CROSS JOIN LATERAL (
+        SELECT count(*) AS available FROM (
+            SELECT FROM queen.pop_partitions_v1(p_tenant, k.queue, k.partition, k.namespace, k.task) p
+              JOIN queen.queues q ON q.id = p.queue_id
+              LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = k.grp
+             WHERE p.last_offset >= p.log_start
+               AND CASE WHEN c.partition_id IS NULL THEN
+                             k.grp = '__QUEUE_MODE__' OR p.last_created_at >= (
+                                SELECT m.subscription_timestamp FROM queen.consumer_groups_metadata m
+                                 WHERE m.tenant_id = p_tenant AND m.consumer_group = k.grp
+                                   AND m.queue_name = coalesce(k.queue, '')
+                                   AND m.namespace = k.namespace AND m.task = k.task)
+                        ELSE p.last_offset > c.committed
+                             AND (c.batch_end IS NULL OR c.lease_expires_at <= clock_timestamp()) END
+             LIMIT k.lim) hits) n
+     WHERE n.available > 0
+$$;
+
+-- Give back a claim whose answer could not be written: the lease ends now, at no cost to the batch.
+CREATE OR REPLACE FUNCTION queen.release_v1(p_lease_id text)
+RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    PERFORM FROM queen.log_consumers c WHERE c.worker_id = p_lease_id
+      ORDER BY c.partition_id, c.consumer_group FOR NO KEY UPDATE;
+    UPDATE queen.log_consumers c
+       SET batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
+           batch_retry_count = greatest(c.batch_retry_count - 1, 0)
+     WHERE c.worker_id = p_lease_id;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Extend every live row of a lease to p_seconds from now: never shortened, never revived.
+-- Returns the earliest expiry, NULL when nothing was live.
+CREATE OR REPLACE FUNCTION queen.extend_v1(p_lease_id text, p_seconds integer)
+RETURNS TABLE (renewed integer, expires_at timestamptz) LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM FROM queen.log_consumers c WHERE c.worker_id = p_lease_id
+      ORDER BY c.partition_id, c.consumer_group FOR NO KEY UPDATE;
+    RETURN QUERY
+    WITH live AS (
+        UPDATE queen.log_consumers c
+           SET lease_expires_at = greatest(c.lease_expires_at, v_now + make_interval(secs => p_seconds))
+         WHERE c.worker_id = p_lease_id AND c.batch_end IS NOT NULL AND c.lease_expires_at > v_now
+     RETURNING c.lease_expires_at AS expiry)
+    SELECT count(*)::integer, min(expiry) FROM live;
+END $$;

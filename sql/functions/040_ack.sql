@@ -1,0 +1,183 @@
+-- Apply many acknowledgements in one transaction (spec 2, "Ack").
+--
+-- A target is what one request says of one (partition, group) under one lease; p_hashes holds 16 bytes an
+-- item, p_statuses one letter an item: c completed, f failed, r retry, d dead-letter. Targets are applied
+-- one after another in their order, each by itself; all rows are locked first, in the one global order.
+--
+-- The letters sent back, one an item: c committed, n already committed (noop), a a late nack (already
+-- committed), u unresolvable, l invalid or expired lease, x consumer not found, w not committed because
+-- a lower offset of this call was not completed, f, r, d as asked and done, and for f when the budget ran
+-- out: d dead-lettered or z dropped.
+--
+-- A dead letter needs what only the caller can read from the segment. Where p_letters (jsonb, one array
+-- element an item that carries any: target, item, error, and once known offset, message) lacks it, the
+-- target is left alone and needs_payload names the offset; the caller reads it and sends the target again.
+CREATE OR REPLACE FUNCTION queen.ack_v1(
+    p_partitions uuid[], p_groups text[], p_leases text[], p_hashes bytea[], p_statuses text[],
+    p_letters jsonb)
+RETURNS TABLE (ord integer, verdicts text, lease_released boolean, has_more boolean,
+               needs_payload bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_now      timestamptz := clock_timestamp();
+    v_target   record;
+    v_cursor   queen.log_consumers;
+    v_part     record;
+    v_offsets  bigint[];    -- the offset of each item, NULL where it is not in the leased batch
+    v_old      boolean[];   -- whether an item outside the batch is at or below the cursor
+    v_done     bigint;      -- highest completed offset
+    v_stop     bigint;      -- lowest offset with another status
+    v_why      text;        -- the strongest status at v_stop: d, f or r
+    v_until    bigint;      -- the new cursor
+    v_dead     boolean;
+    v_drop     boolean;
+    v_letter   jsonb;
+BEGIN
+    PERFORM FROM queen.log_consumers c
+       JOIN (SELECT DISTINCT u.p, u.g FROM unnest(p_partitions, p_groups) AS u(p, g)) k
+         ON c.partition_id = k.p AND c.consumer_group = k.g
+      ORDER BY c.partition_id, c.consumer_group
+        FOR NO KEY UPDATE OF c;
+
+    FOR v_target IN
+        SELECT t.ord::integer AS ord, t.part, t.grp, nullif(t.lease, '') AS lease, t.hashes, t.statuses,
+               length(t.statuses) AS n
+          FROM unnest(p_partitions, p_groups, p_leases, p_hashes, p_statuses)
+               WITH ORDINALITY AS t(part, grp, lease, hashes, statuses, ord)
+         ORDER BY t.ord
+    LOOP
+        ord := v_target.ord; lease_released := false; has_more := false; needs_payload := NULL;
+        SELECT * INTO v_cursor FROM queen.log_consumers c
+         WHERE c.partition_id = v_target.part AND c.consumer_group = v_target.grp;
+        IF NOT FOUND THEN
+            verdicts := repeat('x', v_target.n);
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+
+        -- Items to offsets of the leased batch. A transactionId may stand more than once in it (dedup
+        -- off): its k-th item means its k-th message, items beyond that mean the last one.
+        SELECT array_agg(m.message_offset ORDER BY i.i) INTO v_offsets
+          FROM (SELECT g AS i, h.hash, row_number() OVER (PARTITION BY h.hash ORDER BY g) AS k
+                  FROM generate_series(0, v_target.n - 1) g
+                 CROSS JOIN LATERAL (SELECT substring(v_target.hashes FROM g * 16 + 1 FOR 16) AS hash) h) i
+          LEFT JOIN (SELECT t.message_offset, t.hash,
+                            row_number() OVER (PARTITION BY t.hash ORDER BY t.message_offset) AS k,
+                            count(*) OVER (PARTITION BY t.hash) AS n
+                       FROM queen.txn_hashes_v1(v_target.part, v_cursor.committed, v_cursor.batch_end) t) m
+            ON m.hash = i.hash AND m.k = least(i.k, m.n);
+
+        -- The rest may be at or below the cursor: a client that says it again after a lost answer.
+        v_old := NULL;
+        IF array_position(v_offsets, NULL) IS NOT NULL THEN
+            SELECT array_agg(v_offsets[g + 1] IS NULL AND h.hash IS NOT NULL ORDER BY g) INTO v_old
+              FROM generate_series(0, v_target.n - 1) g
+              LEFT JOIN (SELECT DISTINCT t.hash
+                           FROM queen.txn_hashes_v1(v_target.part, -1, v_cursor.committed) t) h
+                ON h.hash = substring(v_target.hashes FROM g * 16 + 1 FOR 16);
+        END IF;
+
+        IF v_target.lease IS NOT NULL AND (v_cursor.worker_id IS DISTINCT FROM v_target.lease
+                                           OR v_cursor.lease_expires_at <= v_now) THEN
+            SELECT string_agg(CASE WHEN v_old[i] AND substr(v_target.statuses, i, 1) = 'c' THEN 'n'
+                                   WHEN v_old[i] THEN 'a'
+                                   ELSE 'l' END, '' ORDER BY i) INTO verdicts
+              FROM generate_series(1, v_target.n) i;
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+
+        SELECT max(u.o) FILTER (WHERE u.s = 'c'), min(u.o) FILTER (WHERE u.s <> 'c')
+          INTO v_done, v_stop
+          FROM unnest(v_offsets, string_to_array(v_target.statuses, NULL)) AS u(o, s);
+        v_until := v_cursor.committed;
+        IF v_stop IS NULL THEN
+            v_until := coalesce(v_done, v_until);
+        ELSE
+            -- Only silent gaps below the highest completed offset are implied done.
+            v_until := greatest(v_until, least(v_done, v_stop - 1));
+        END IF;
+
+        v_why := NULL; v_dead := false; v_drop := false; v_letter := NULL;
+        IF v_stop IS NOT NULL THEN
+            SELECT min(u.s) INTO v_why    -- 'd' < 'f' < 'r', which is their rank too
+              FROM unnest(v_offsets, string_to_array(v_target.statuses, NULL)) AS u(o, s)
+             WHERE u.o = v_stop AND u.s <> 'c';
+            SELECT q.retry_limit, q.dead_letter_queue OR q.dlq_after_max_retries AS keeps, q.tenant_id,
+                   q.name AS queue_name, p.name AS partition_name INTO v_part
+              FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+             WHERE p.id = v_target.part;
+            IF v_why = 'f' THEN
+                v_cursor.attempt_count := CASE WHEN v_cursor.attempt_offset = v_stop
+                                               THEN v_cursor.attempt_count ELSE 0 END + 1;
+                v_cursor.attempt_offset := v_stop;
+            END IF;
+            v_dead := v_why = 'd'
+                      OR (v_why = 'f' AND v_cursor.attempt_count >= v_part.retry_limit AND v_part.keeps);
+            v_drop := v_why = 'f' AND v_cursor.attempt_count >= v_part.retry_limit AND NOT v_part.keeps;
+            IF v_dead THEN
+                SELECT e INTO v_letter
+                  FROM jsonb_array_elements(p_letters) e
+                 WHERE (e->>'target')::integer = v_target.ord
+                   AND v_offsets[(e->>'item')::integer + 1] = v_stop
+                   AND substr(v_target.statuses, (e->>'item')::integer + 1, 1) = v_why
+                 LIMIT 1;
+                IF (v_letter->>'offset')::bigint IS DISTINCT FROM v_stop THEN
+                    needs_payload := v_stop;
+                    verdicts := NULL;
+                    RETURN NEXT;
+                    CONTINUE;
+                END IF;
+                INSERT INTO queen.log_dlq (tenant_id, queue_name, partition_name, partition_id,
+                       consumer_group, "offset", message_id, transaction_id, trace_id, producer_sub,
+                       payload, error, retry_count, created_at)
+                VALUES (v_part.tenant_id, v_part.queue_name, v_part.partition_name, v_target.part,
+                        v_target.grp, v_stop, v_letter->>'messageId', v_letter->>'transactionId',
+                        v_letter->>'traceId', v_letter->>'producerSub', v_letter->>'payload',
+                        v_letter->>'error',
+                        CASE WHEN v_cursor.attempt_offset = v_stop THEN v_cursor.attempt_count ELSE 0 END,
+                        (v_letter->>'createdAt')::timestamptz)
+                    ON CONFLICT (partition_id, consumer_group, "offset") DO NOTHING;
+            END IF;
+            -- Past the dead letter, unless a silent message below it still has to be delivered: then it
+            -- comes again with those, and its dead letter stays the one it has.
+            IF (v_dead OR v_drop) AND v_until = v_stop - 1 THEN
+                v_until := v_stop;
+            END IF;
+        END IF;
+
+        lease_released := v_cursor.batch_end IS NOT NULL
+                          AND (v_stop IS NOT NULL OR v_until >= v_cursor.batch_end);
+        IF v_stop IS NOT NULL OR v_until > v_cursor.committed THEN
+            UPDATE queen.log_consumers c
+               SET committed = v_until,
+                   total_consumed = c.total_consumed + v_until - c.committed,
+                   batch_end = CASE WHEN lease_released THEN NULL ELSE c.batch_end END,
+                   worker_id = CASE WHEN lease_released THEN NULL ELSE c.worker_id END,
+                   lease_expires_at = CASE WHEN lease_released THEN NULL ELSE c.lease_expires_at END,
+                   batch_retry_count = CASE WHEN v_until >= v_cursor.batch_end THEN 0
+                                            ELSE c.batch_retry_count END,
+                   attempt_offset = CASE WHEN v_until >= v_cursor.attempt_offset THEN NULL
+                                         ELSE v_cursor.attempt_offset END,
+                   attempt_count = CASE WHEN v_until >= v_cursor.attempt_offset THEN 0
+                                        ELSE v_cursor.attempt_count END
+             WHERE c.partition_id = v_target.part AND c.consumer_group = v_target.grp;
+        END IF;
+        IF lease_released THEN
+            SELECT p.last_offset > v_until INTO has_more FROM queen.log_partitions p WHERE p.id = v_target.part;
+        END IF;
+
+        SELECT string_agg(CASE
+                 WHEN v_old[i] AND s = 'c' THEN 'n'
+                 WHEN v_old[i] THEN 'a'
+                 WHEN o IS NULL THEN 'u'
+                 WHEN o = v_stop AND s = v_why AND v_dead THEN 'd'
+                 WHEN o = v_stop AND s = v_why AND v_drop THEN 'z'
+                 WHEN s <> 'c' THEN CASE WHEN s = 'd' THEN 'w' ELSE s END
+                 WHEN o <= v_until THEN 'c'
+                 ELSE 'w' END, '' ORDER BY i) INTO verdicts
+          FROM unnest(v_offsets, string_to_array(v_target.statuses, NULL)) WITH ORDINALITY AS u(o, s, i);
+        RETURN NEXT;
+    END LOOP;
+END $$;
