@@ -107,10 +107,11 @@ def _structure(texts: Mapping[str, str], faults: dict[str, str]) -> Config:
                 if names[field] in texts
             )
     sync = sections["sync"]
-    peers = tuple(
+    ported = (
         attrs.evolve(peer, port=sync.mesh_port) if peer.port == UNSPECIFIED_PORT else peer
         for peer in sync.peers
     )
+    peers = tuple(dict.fromkeys(ported))  # each once, in the order given
     return Config(**sections | {"sync": attrs.evolve(sync, peers=peers)})
 
 
@@ -261,6 +262,7 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[str]:
             or name in VARIABLES
             or name in aliases
             or _SERVICE_LINK.search(name)
+            or not name.isidentifier()
         ):
             continue
         near = difflib.get_close_matches(name, VARIABLES, n=1)

@@ -174,17 +174,17 @@ class Peer:
 class PeerList:
     """Comma-separated `host[:port]`, IPv6 in brackets; a scheme is ignored (spec 5).
 
-    Spaces around an entry, an empty entry and a repeated one are harmless.
+    Spaces around an entry and an empty entry are harmless.
     """
 
     accepts: str = "host[:port], …"
 
     def __call__(self, text: str) -> tuple[Peer, ...]:
-        peers: dict[Peer, None] = {}
+        peers: list[Peer] = []
         faults: list[str] = []
         for entry in filter(None, map(str.strip, text.split(","))):
             try:
-                peers[_peer(entry)] = None
+                peers.append(_peer(entry))
             except ValueError as error:
                 faults.append(f"entry {entry!r} {error}")
         if faults:
