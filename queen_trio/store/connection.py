@@ -1,0 +1,445 @@
+"""One PostgreSQL connection on Trio: the only file that knows psycopg and Trio together.
+
+psycopg's protocol is generators that yield "wait for this socket"; this file drives them with
+Trio. Everything psycopg builds on `wait` (cursors, transactions, pipelines, COPY, LISTEN) works
+unchanged. tests/store/test_connection_contract.py holds what we rely on: psycopg moves these hooks
+in minor releases.
+
+**Cancellation is a late shield.** A statement that was sent will usually commit whatever the client
+does, and forgetting the answer would turn a committed push into an unknown one. So when the task is
+cancelled while the server works, the statement is finished under a shield bounded by GRACE, its
+result is returned, and the *next* checkpoint raises Cancelled. A server that stays mute past GRACE
+costs the connection.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakSet
+
+import psycopg
+import trio
+from attrs import field, frozen, mutable
+from psycopg import generators, pq
+from psycopg.adapt import Transformer
+from psycopg.conninfo import make_conninfo
+from psycopg.errors import OperationalError, QueryCanceled, _WaitTimeout, error_from_result
+from psycopg.waiting import Ready, Wait
+
+from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.store.settings import ConnectionSettings
+from queen_trio.store.sqlstate import (
+    LOST_PREPARED_STATEMENT,
+    READ_ONLY_TRANSACTION,
+    is_transient,
+    sqlstate_of_refusal,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from psycopg import abc
+    from psycopg.abc import PQGen, PQGenConn
+    from psycopg.pq.abc import PGconn, PGresult
+
+__all__ = [
+    "ConnectionSettings",
+    "Grace",
+    "Statement",
+    "StatementLost",
+    "TrioConnection",
+    "connect",
+]
+
+T = TypeVar("T")
+
+# A cancel request is one more connection to the server, its effect one interrupt check: measured
+# at 10 ms. Past this the server is overloaded or gone, and the connection is given up.
+CANCEL_SECONDS: Final = 5.0
+
+ACTIVE: Final = pq.TransactionStatus.ACTIVE
+IDLE: Final = pq.TransactionStatus.IDLE
+BINARY: Final = pq.Format.BINARY
+_DONE: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
+
+
+class StatementLost(DatabaseUnavailable):
+    """The session forgot a prepared statement or its plan: nothing ran, retry on a new connection.
+
+    A pooler between us and the server, DISCARD ALL, or a migration that changed a result type.
+    """
+
+
+@frozen(cache_hash=True)
+class Statement:
+    """A hot statement, prepared once per connection; make it a module-level constant.
+
+    Parameters are `$1`, `$2` …; the server infers their types, so cast where that is ambiguous.
+    Prefer `bigint` to `integer`: psycopg cuts an oversized value for an `integer` without a word.
+    """
+
+    name: str
+    sql: str = field(repr=False)
+
+
+@mutable(eq=False)
+class Grace:
+    """How long shields may last; one per pool, so that shutdown shortens them all (spec 8.20)."""
+
+    seconds: float
+    _until: float = float("inf")
+    _scopes: WeakSet[trio.CancelScope] = field(factory=WeakSet)
+
+    def limit(self, until: float) -> None:
+        """End every shield, present and future, by `until` (Trio's clock)."""
+        self._until = min(self._until, until)
+        for scope in self._scopes:
+            scope.deadline = min(scope.deadline, self._until)
+
+    def deadline(self, seconds: float | None = None) -> float:
+        """Return when a shield that starts now and asks for `seconds` (GRACE) must end."""
+        return min(
+            trio.current_time() + (self.seconds if seconds is None else seconds), self._until
+        )
+
+    def shield(self, seconds: float | None = None) -> trio.CancelScope:
+        """Return a scope that shields from cancellation for `seconds`, GRACE by default."""
+        scope = trio.CancelScope(shield=True, deadline=self.deadline(seconds))
+        self._scopes.add(scope)
+        return scope
+
+
+@frozen
+class _Prepared:
+    """What one connection knows about one statement: its name there and its types."""
+
+    name: bytes
+    transformer: abc.Transformer
+    parameters: int
+    columns: int
+
+
+class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """A psycopg connection whose waiting is Trio's; open it with `connect`, close it always.
+
+    One statement at a time. It is in autocommit mode; `async with conn.transaction()` groups.
+    """
+
+    settings: ConnectionSettings
+    grace: Grace
+
+    def __init__(self, pgconn: PGconn, *args: Any, **kwargs: Any) -> None:
+        super().__init__(pgconn, *args, **kwargs)
+        self.lock = trio.Lock()  # type: ignore[assignment]
+        self._poll = select.poll()
+        self._poll.register(pgconn.socket, select.POLLIN)
+        self._statements: dict[Statement, _Prepared] = {}
+        self._doomed = False
+
+    async def _set_up_session(self) -> None:
+        self._autocommit = True
+        # Cursors never prepare: psycopg answers some statements with DEALLOCATE ALL, which would
+        # take the prepared statements of `fetch` away too.
+        self.prepare_threshold = None
+        try:
+            await super().execute(self.settings.session_sql())
+        except BaseException:
+            self.close_nowait()
+            raise
+
+    # -- statements ------------------------------------------------------------------------
+
+    async def fetch(
+        self, statement: Statement, *params: Any, deadline_seconds: float | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run a prepared statement, parameters and results in binary; return all its rows.
+
+        Raises `DatabaseUnavailable` for what may succeed later (a lost connection and a passed
+        deadline included: the outcome is then unknown), `StatementLost` when it certainly didn't
+        run, `DatabaseError` for the rest. A task already cancelled sends nothing; one cancelled
+        later gets the rows (see "late shield" above).
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            # Without contention this saves the trip through the scheduler of Lock.acquire().
+            self.lock.acquire_nowait()  # type: ignore[attr-defined]
+        except trio.WouldBlock:
+            await self.lock.acquire()
+        try:
+            return await self._finish(self._fetch_gen(statement, params), deadline_seconds)
+        except psycopg.Error as error:
+            raise self.translate(error, statement.name) from error
+        finally:
+            self.lock.release()
+
+    async def execute(self, *args: Any, **kwargs: Any) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+        """Run a statement through a cursor, for cold paths: text format, never prepared.
+
+        Errors and cancellation are those of `fetch`.
+        """
+        try:
+            return await super().execute(*args, **kwargs)
+        except psycopg.Error as error:
+            raise self.translate(error, str(args[0])[:80] if args else "execute") from error
+
+    def _fetch_gen(
+        self, statement: Statement, params: Sequence[Any]
+    ) -> PQGen[list[tuple[Any, ...]]]:
+        self._check_connection_ok()
+        prepared = self._statements.get(statement)
+        if prepared is None:
+            prepared = yield from self._prepare_gen(statement)
+            self._statements[statement] = prepared
+        if len(params) != prepared.parameters:
+            # The server would call it a protocol violation, which reads as a lost connection.
+            raise TypeError(
+                f"{statement.name} takes {prepared.parameters} parameters, got {len(params)}"
+            )
+        transformer = prepared.transformer
+        values = transformer.dump_sequence(params, ()) if params else None
+        formats = transformer.formats if params else None
+        self.pgconn.send_query_prepared(prepared.name, values, formats, BINARY)
+        result = yield from self._result_gen()
+        if not prepared.columns:
+            return []
+        transformer.set_pgresult(result, set_loaders=False)
+        try:
+            return transformer.load_rows(0, result.ntuples, tuple)
+        finally:
+            transformer.set_pgresult(None, set_loaders=False)  # rows hold copies: free libpq's
+
+    def _prepare_gen(self, statement: Statement) -> PQGen[_Prepared]:
+        name = f"q{len(self._statements)}_{statement.name}"[:63].encode()
+        self.pgconn.send_prepare(name, statement.sql.encode())
+        yield from self._result_gen()
+        self.pgconn.send_describe_prepared(name)
+        description = yield from self._result_gen()
+        parameters = [description.param_type(i) for i in range(description.nparams)]
+        columns = [description.ftype(i) for i in range(description.nfields)]
+        transformer = Transformer(self)
+        transformer.set_dumper_types(parameters, BINARY)
+        transformer.set_loader_types(columns, BINARY)
+        return _Prepared(name, transformer, len(parameters), len(columns))
+
+    def _result_gen(self) -> PQGen[PGresult]:
+        results: list[PGresult] = yield from generators.execute(self.pgconn)
+        result = results[-1]
+        if result.status not in _DONE:
+            raise error_from_result(result, encoding="utf-8")
+        return result
+
+    def translate(self, error: psycopg.Error, what: str) -> DatabaseError:
+        """Turn psycopg's error into ours, and doom the connection where the error says so."""
+        message = f"{what}: {error}".rstrip()
+        sqlstate = error.sqlstate
+        if sqlstate == LOST_PREPARED_STATEMENT or _is_stale_plan(error):
+            self._doomed = True
+            return StatementLost(message, sqlstate=sqlstate)
+        if sqlstate == READ_ONLY_TRANSACTION:
+            self._doomed = True
+        # Without a SQLSTATE it is transient only if the connection failed: a value that psycopg
+        # couldn't convert fails the same way for ever.
+        if sqlstate is None and not isinstance(error, OperationalError):
+            return DatabaseError(message)
+        kind = DatabaseUnavailable if is_transient(sqlstate) else DatabaseError
+        return kind(message, sqlstate=sqlstate)
+
+    # -- psycopg's hooks -------------------------------------------------------------------
+
+    async def wait(
+        self,
+        gen: PQGen[T],
+        interval: float = 0.0,
+        timeout: float | None = None,  # noqa: ASYNC109 - psycopg's signature
+    ) -> T:
+        """Drive one of psycopg's generators; every statement, and each step of a COPY, comes here.
+
+        With `timeout` (seconds; only `notifies` passes it) raises psycopg's wait time-out;
+        without, the statement deadline holds.
+        """
+        if timeout is None:
+            return await self._finish(gen)
+        with trio.move_on_after(timeout):
+            return await self._drive(gen)
+        if self._poll.poll(0):  # data that came in the last moment; a time-out of 0 polls once
+            try:
+                gen.send(Ready.R)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+        raise _WaitTimeout("wait timeout expired")
+
+    async def _finish(self, gen: PQGen[T], deadline_seconds: float | None = None) -> T:
+        """Drive `gen` to its end, through a cancellation and up to the statement deadline."""
+        seconds = self.settings.statement_seconds if deadline_seconds is None else deadline_seconds
+        cancelled: trio.Cancelled | None = None
+        with trio.CancelScope(deadline=trio.current_time() + seconds) as statement:
+            try:
+                return await self._drive(gen)
+            except trio.Cancelled as error:  # noqa: ASYNC103
+                if self.pgconn.transaction_status != ACTIVE:
+                    raise
+                # Swallowed on purpose: the late shield, see the module's docstring.
+                cancelled = error
+        if cancelled is None:  # waiting for notifications is no statement and has no deadline
+            return await self._drive(gen)
+        if statement.cancel_called:
+            return await self._cancel_on_server(gen, seconds)
+        with self.grace.shield():
+            return await self._drive(gen)
+        self.close_nowait()  # mute past GRACE: the outcome is unknown, which Cancelled conveys
+        raise cancelled
+
+    async def _cancel_on_server(self, gen: PQGen[T], seconds: float) -> T:
+        """Stop an overdue statement; its result counts if it finished before the cancel came."""
+        with self.grace.shield(CANCEL_SECONDS):
+            try:
+                await self.cancel_safe(timeout=CANCEL_SECONDS)
+                return await self._drive(gen)
+            except QueryCanceled:
+                raise QueryCanceled(
+                    f"cancelled on the server after the deadline of {seconds:g} s"
+                ) from None
+        self.close_nowait()
+        raise OperationalError(
+            f"no answer within {seconds:g} s, nor to a cancel: connection closed"
+        )
+
+    async def _drive(self, gen: PQGen[T]) -> T:
+        """Resume `gen` each time its socket is ready; it can be taken up again after Cancelled."""
+        fileno = self.pgconn.socket
+        # The generator hasn't started, or yields the same wait again when nothing was ready.
+        ready = None
+        try:
+            while True:
+                wait = gen.send(ready)  # type: ignore[arg-type]
+                ready = await _wait_ready(fileno, wait)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        except (OSError, trio.ClosedResourceError) as error:
+            raise OperationalError("the connection was closed") from error
+
+    async def cancel_safe(self, *, timeout: float = CANCEL_SECONDS) -> None:  # noqa: ASYNC109
+        """Ask the server to cancel the running statement; gives up silently after `timeout` s."""
+        if not self._should_cancel():
+            await trio.lowlevel.checkpoint()
+            return
+        with trio.move_on_after(timeout):
+            if psycopg.capabilities.has_cancel_safe():
+                await _drive_connect(self._cancel_gen())
+            else:
+                await trio.to_thread.run_sync(self.cancel, abandon_on_cancel=True)
+
+    # -- state -----------------------------------------------------------------------------
+
+    @property
+    def reusable(self) -> bool:
+        """True when nothing is open or running on it and no error spoke against using it again."""
+        return not self._doomed and self.pgconn.transaction_status == IDLE
+
+    def is_quiet_nowait(self) -> bool:
+        """Say whether an idle connection has nothing to read; it has when its backend was killed.
+
+        A reload of the server's configuration may also speak up here: a new connection is cheap.
+        """
+        return self.pgconn.status == pq.ConnStatus.OK and not self._poll.poll(0)
+
+    def close_nowait(self) -> None:
+        """Close at once, without a word to the server; whoever waits on it gets an error."""
+        if self.closed:
+            return
+        trio.lowlevel.notify_closing(self.pgconn.socket)
+        self._statements.clear()  # they refer back to the connection
+        self._closed = True
+        self.pgconn.finish()
+
+    async def close(self) -> None:
+        """Close the connection, even when cancelled; idempotent."""
+        self.close_nowait()
+        await trio.lowlevel.checkpoint()
+
+
+async def connect(settings: ConnectionSettings, *, grace: Grace | None = None) -> TrioConnection:
+    """Open a connection and set its session up; `settings.connect_timeout_seconds` bounds it all.
+
+    Raises `DatabaseUnavailable`, with SQLSTATE 53300 when the server says that it is full. Nothing
+    stays open when cancelled. `grace` is the pool's; without it the connection has its own.
+    """
+    where = f"connect to {settings.host}:{settings.port}/{settings.database}"
+    try:
+        with trio.fail_after(settings.connect_timeout_seconds):
+            connection = await _connect_to_any(settings)
+            connection.settings = settings
+            connection.grace = grace or Grace(settings.grace_seconds)
+            await connection._set_up_session()
+    except trio.TooSlowError:
+        raise DatabaseUnavailable(
+            f"{where}: no answer within {settings.connect_timeout_seconds:g} s"
+        ) from None
+    except (psycopg.Error, OSError) as error:
+        raise DatabaseUnavailable(
+            f"{where}: {error}", sqlstate=sqlstate_of_refusal(str(error))
+        ) from error
+    return connection
+
+
+async def _connect_to_any(settings: ConnectionSettings) -> TrioConnection:
+    """Try each address of the host in turn; raise the last one's error."""
+    parameters = settings.conninfo()
+    addresses: list[str | None] = [None]
+    if not settings.is_unix_socket:
+        # libpq would resolve the name on this thread, and stop the world while DNS is slow.
+        found = await trio.socket.getaddrinfo(
+            settings.host, settings.port, type=trio.socket.SOCK_STREAM
+        )
+        addresses = [str(entry[4][0]) for entry in found]
+    last_error: psycopg.Error | None = None
+    for address in addresses:
+        gen = TrioConnection._connect_gen(make_conninfo("", hostaddr=address, **parameters))
+        try:
+            return await _drive_connect(gen)
+        except psycopg.Error as error:
+            last_error = error
+        finally:
+            gen.close()
+    raise last_error or OperationalError("the host has no address")
+
+
+async def _drive_connect(gen: PQGenConn[T]) -> T:
+    """Resume a generator that names its socket at each step: libpq changes it while connecting."""
+    ready = None
+    try:
+        while True:
+            fileno, wait = gen.send(ready)  # type: ignore[arg-type]
+            ready = await _wait_ready(fileno, wait)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+
+
+async def _wait_ready(fileno: int, wait: Wait) -> int:
+    """Wait until the socket can do what `wait` asks for; for both, until it can do either."""
+    if wait == Wait.R:
+        await trio.lowlevel.wait_readable(fileno)
+        return Ready.R
+    if wait == Wait.W:
+        await trio.lowlevel.wait_writable(fileno)
+        return Ready.W
+    ready: int = Ready.NONE
+
+    async def wait_side(side: Ready) -> None:
+        nonlocal ready
+        waiter = trio.lowlevel.wait_readable if side is Ready.R else trio.lowlevel.wait_writable
+        await waiter(fileno)
+        ready |= side
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_side, Ready.R)
+        nursery.start_soon(wait_side, Ready.W)
+    return ready
+
+
+def _is_stale_plan(error: psycopg.Error) -> bool:
+    # "cached plan must not change result type" shares its SQLSTATE with everything unsupported;
+    # unlike its text, the name of the C function that raised it isn't translated.
+    return error.diag.source_function == "RevalidateCachedQuery"
