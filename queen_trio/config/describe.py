@@ -35,7 +35,8 @@ _INTRODUCTION = """\
 
 Environment variables are the only configuration; they are read once, at boot. An empty value is an
 unset one. A value that can't be used is fatal: the broker names every fault of every variable on
-stderr, as `FATAL: ...`, and exits with status 2.
+stderr, as `FATAL: ...`, and exits with status 2. (Status 1 is a failed boot or broker, 0 a clean
+stop.)
 
 - A boolean is `true`/`false`, `1`/`0`, `yes`/`no` or `on`/`off`, in any case.
 - A number has digits only: no spaces, no underscores, no unit.

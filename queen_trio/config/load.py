@@ -18,10 +18,9 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from queen_trio.errors import ConfigError
 
-from .delivery import ADMISSION_FLOOR
+from .checks import contradictions, doubts
 from .parsers import UNSPECIFIED_PORT
 from .sections import SECTIONS, Config
-from .server import HttpServer, JwtAlgorithm
 from .variables import Variable, variables
 
 if TYPE_CHECKING:
@@ -63,11 +62,11 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         if name in faults
     ]
     messages += [
-        message for names, message in _contradictions(config) if not faults.keys() & set(names)
+        message for names, message in contradictions(config) if not faults.keys() & set(names)
     ]
     if messages:
         raise ConfigError(messages)
-    warnings += [*_unknown(environ), *_doubts(config, texts)]
+    warnings += [*_unknown(environ), *doubts(config, texts)]
     return attrs.evolve(config, warnings=tuple(warnings))
 
 
@@ -82,6 +81,22 @@ def _spelled(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
         if len(used) > 1:
             warnings.append(f"{name} and its alias {variable.alias} are both set: {name} is used")
     return spelled, warnings
+
+
+def _unknown(environ: Mapping[str, str]) -> Iterator[str]:
+    """Names that look like ours and aren't, with the one that was probably meant."""
+    aliases = {variable.alias for variable in VARIABLES.values()}
+    for name in sorted(environ):
+        if (
+            not name.startswith(_OUR_PREFIXES)
+            or name in VARIABLES
+            or name in aliases
+            or _SERVICE_LINK.search(name)
+            or not name.isidentifier()
+        ):
+            continue
+        near = difflib.get_close_matches(name, VARIABLES, n=1)
+        yield f"unknown variable {name}" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _structure(texts: Mapping[str, str], faults: dict[str, str]) -> Config:
@@ -154,116 +169,3 @@ def _shown(variable: Variable, text: str) -> str:
 def secret_length(secret: str | None) -> str:
     """A secret as logs and messages may show it (spec 5): `<unset>` or `<set:32 chars>`."""
     return f"<set:{len(secret)} chars>" if secret else "<unset>"
-
-
-def _contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Values that can't hold together, as (variables involved, sentence)."""
-    server, sync, auth, flow, pop = (
-        config.server,
-        config.sync,
-        config.auth,
-        config.flow,
-        config.pop,
-    )
-
-    tls = ("QUEEN_TLS_CERT", "QUEEN_TLS_KEY")
-    if (server.tls_cert is None) != (server.tls_key is None):
-        yield tls, "QUEEN_TLS_CERT and QUEEN_TLS_KEY go together: only one of them is set"
-    elif server.tls_cert is not None and server.http_server is HttpServer.LEAN:
-        yield (
-            (*tls, "QUEEN_HTTP_SERVER"),
-            "QUEEN_TLS_CERT and QUEEN_TLS_KEY need QUEEN_HTTP_SERVER=hypercorn:"
-            " the lean server speaks clear text only",
-        )
-
-    mesh_tls = ("QUEEN_MESH_TLS_CERT", "QUEEN_MESH_TLS_KEY", "QUEEN_MESH_TLS_CA")
-    if 0 < [sync.tls_cert, sync.tls_key, sync.tls_ca].count(None) < len(mesh_tls):
-        yield mesh_tls, f"{', '.join(mesh_tls)} go together: the TLS of the mesh is mutual"
-    if sync.heartbeat_ms >= sync.dead_threshold_ms:
-        yield (
-            ("QUEEN_SYNC_HEARTBEAT_MS", "QUEEN_SYNC_DEAD_THRESHOLD_MS"),
-            f"QUEEN_SYNC_HEARTBEAT_MS ({sync.heartbeat_ms}) must be less than"
-            f" QUEEN_SYNC_DEAD_THRESHOLD_MS ({sync.dead_threshold_ms})",
-        )
-    if sync.starts and server.port == sync.mesh_port:
-        yield (
-            ("PORT", "QUEEN_MESH_PORT", "QUEEN_MESH_PEERS", "QUEEN_SYNC_ENABLED"),
-            f"PORT and QUEEN_MESH_PORT are the same port, {server.port}",
-        )
-
-    if auth.enabled:
-        keys = {
-            "JWT_SECRET": auth.secret,
-            "JWT_PUBLIC_KEY": auth.public_key,
-            "JWT_JWKS_URL": auth.jwks_url,
-        }
-        involved = (*keys, "JWT_ENABLED", "JWT_ALGORITHM")
-        given = [name for name, key in keys.items() if key is not None]
-        shared = auth.algorithm is JwtAlgorithm.HS256
-        if len(given) != 1:
-            yield (
-                involved,
-                "JWT_ENABLED needs exactly one of JWT_SECRET, JWT_PUBLIC_KEY and JWT_JWKS_URL:"
-                f" {' and '.join(given) if given else 'none'} is set",
-            )
-        elif shared != (given == ["JWT_SECRET"]):
-            yield (
-                involved,
-                f"JWT_ALGORITHM={auth.algorithm.value} verifies with"
-                f" {'JWT_SECRET' if shared else 'JWT_PUBLIC_KEY or JWT_JWKS_URL'}, but {given[0]}"
-                " is set",
-            )
-
-    low, high = flow.admission_min, flow.admission_max
-    if low is not None and high is not None and low > high:
-        yield (
-            ("QUEEN_ADMISSION_MIN", "QUEEN_ADMISSION_MAX"),
-            f"QUEEN_ADMISSION_MIN ({low}) is more than QUEEN_ADMISSION_MAX ({high})",
-        )
-    if pop.wait_initial_ms > pop.max_ms:
-        yield (
-            ("POP_WAIT_INITIAL_INTERVAL_MS", "POP_WAIT_MAX_INTERVAL_MS"),
-            f"POP_WAIT_INITIAL_INTERVAL_MS ({pop.wait_initial_ms}) is more than"
-            f" POP_WAIT_MAX_INTERVAL_MS ({pop.max_ms})",
-        )
-
-
-def _doubts(config: Config, texts: Mapping[str, str]) -> Iterator[str]:
-    """What is allowed, but probably not what the operator meant."""
-    if config.postgres.embedded:
-        external = [name for name in texts if name.startswith("PG_")]
-        if external:
-            yield f"{', '.join(external)} ignored: PG_HOST is unset, PostgreSQL is embedded"
-    else:
-        embedded = [name for name in ("QUEEN_DATA_DIR", "QUEEN_PG_BIN") if name in texts]
-        if embedded:
-            yield f"{', '.join(embedded)} ignored: PG_HOST is set, nothing is embedded"
-        if config.postgres.ssl_root_cert is not None and not config.postgres.use_ssl:
-            yield "PG_SSL_ROOT_CERT ignored: PG_USE_SSL is false, PostgreSQL is reached without TLS"
-    band = config.admission_band
-    if band.hi == ADMISSION_FLOOR == band.lo and config.flow.admission_max is None:
-        yield (
-            f"the admission band is [{band.lo},{band.hi}]: DB_POOL_SIZE"
-            f" {config.postgres.pool_size} doesn't exceed QUEEN_ADMISSION_POOL_RESERVE"
-            f" {config.flow.pool_reserve} by more than {ADMISSION_FLOOR}, so it can't adapt"
-        )
-    if config.sync.starts and config.sync.secret is None:
-        yield "the mesh is open: without QUEEN_SYNC_SECRET anyone who reaches its port is believed"
-    if config.sync.enabled and config.sync.secret is not None and not config.sync.peers:
-        yield "QUEEN_SYNC_SECRET is set but QUEEN_MESH_PEERS is empty: the mesh doesn't start"
-
-
-def _unknown(environ: Mapping[str, str]) -> Iterator[str]:
-    """Names that look like ours and aren't, with the one that was probably meant."""
-    aliases = {variable.alias for variable in VARIABLES.values()}
-    for name in sorted(environ):
-        if (
-            not name.startswith(_OUR_PREFIXES)
-            or name in VARIABLES
-            or name in aliases
-            or _SERVICE_LINK.search(name)
-            or not name.isidentifier()
-        ):
-            continue
-        near = difflib.get_close_matches(name, VARIABLES, n=1)
-        yield f"unknown variable {name}" + (f": did you mean {near[0]}?" if near else "")

@@ -155,6 +155,8 @@ class HexKey:
         return bytes.fromhex(text)
 
 
+ENTRY_CHARS = 80  # of a faulty peer: a sentence stays a line
+
 UNSPECIFIED_PORT = 0  # `load` puts the port of our own mesh in its place
 
 
@@ -186,7 +188,7 @@ class PeerList:
             try:
                 peers.append(_peer(entry))
             except ValueError as error:
-                faults.append(f"entry {entry!r} {error}")
+                faults.append(f"entry {entry[:ENTRY_CHARS]!r} {error}")
         if faults:
             raise ValueError(f"is not a list of host[:port]: {'; '.join(faults)}")
         return tuple(peers)

@@ -90,13 +90,6 @@ class PostgresConfig:
         """Whether the broker starts a PostgreSQL of its own."""
         return self.host is None
 
-    @property
-    def sslmode(self) -> str:
-        """What the two TLS switches ask for, in libpq's words."""
-        if not self.use_ssl:
-            return "disable"
-        return "verify-full" if self.ssl_reject_unauthorized else "require"
-
 
 @attrs.frozen(kw_only=True)
 class FileBufferConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
 from pathlib import Path
 
 import attrs
@@ -231,10 +231,10 @@ def test_a_fault_names_the_spelling_that_was_used() -> None:
         ({"QUEEN_MESH_TLS_CERT": "c", "QUEEN_MESH_TLS_KEY": "k"}, "the TLS of the mesh is mutual"),
         ({"QUEEN_SYNC_HEARTBEAT_MS": "5000"}, "must be less than QUEEN_SYNC_DEAD_THRESHOLD_MS"),
         ({"QUEEN_MESH_PEERS": "a", "PORT": "6633"}, "are the same port, 6633"),
-        ({"JWT_ENABLED": "1"}, "none is set"),
+        ({"JWT_ENABLED": "1"}, "set is none"),
         (
             {"JWT_ENABLED": "1", "JWT_SECRET": "s", "JWT_PUBLIC_KEY": "p"},
-            "JWT_SECRET and JWT_PUBLIC_KEY is set",
+            "set is JWT_SECRET, JWT_PUBLIC_KEY",
         ),
         (
             {"JWT_ENABLED": "1", "JWT_ALGORITHM": "RS256", "JWT_SECRET": "s"},
@@ -265,9 +265,10 @@ def test_a_default_that_follows_from_a_broken_value_is_no_second_fault() -> None
 
 
 def test_a_fault_is_one_short_line() -> None:
-    (fault,) = faults({"PORT": "a\nb" + "c" * 1000})
-    assert "\n" not in fault
-    assert len(fault) < 160
+    for name in ("PORT", "QUEEN_MESH_PEERS"):
+        (fault,) = faults({name: "a\nb" + "c" * 1000})
+        assert "\n" not in fault
+        assert len(fault) < 300
 
 
 @pytest.mark.parametrize("key", ["abc", "z" * 64, "0" * 63, "0" * 66, "é" * 64])
@@ -377,18 +378,6 @@ def test_the_ends_of_the_band_never_cross(
     flow = FlowConfig(pool_reserve=reserve, admission_min=low, admission_max=high)
     band = flow.admission_band(pool)
     assert 1 <= band.lo <= band.hi <= max(8, pool - reserve)
-
-
-@pytest.mark.parametrize(
-    ("environ", "sslmode"),
-    [
-        ({}, "disable"),
-        ({"PG_USE_SSL": "1"}, "verify-full"),
-        ({"PG_USE_SSL": "1", "PG_SSL_REJECT_UNAUTHORIZED": "0"}, "require"),
-    ],
-)
-def test_sslmode(environ: dict[str, str], sslmode: str) -> None:
-    assert load(environ).postgres.sslmode == sslmode
 
 
 def test_a_public_key_implies_an_algorithm_that_uses_one() -> None:
@@ -544,10 +533,10 @@ def test_the_reference_page_is_up_to_date() -> None:
 
 
 def test_the_environment_is_read_nowhere_else() -> None:
-    found = subprocess.run(
-        ["git", "grep", "-lE", r"os\.environ|getenv", "--", "queen_trio", "protocol"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    assert found == ["queen_trio/config/load.py"]
+    readers = [
+        path.relative_to(REPOSITORY).as_posix()
+        for package in ("queen_trio", "protocol")
+        for path in (REPOSITORY / package).rglob("*.py")
+        if re.search(r"os\.environ|getenv", path.read_text())
+    ]
+    assert readers == ["queen_trio/config/load.py"]
