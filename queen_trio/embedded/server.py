@@ -133,13 +133,12 @@ class Server:
         try:
             await trio.to_thread.run_sync(self.cluster.prepare_new, self.account)
             command = initdb_command(self.binaries, self.cluster.new_pgdata)
-            running, log_start = await self._supervise(command, StopBy.KILL, lock)
+            self._running, log_start = await self._supervise(command, StopBy.KILL, lock)
         finally:
             os.close(lock)
-        try:
-            status = await running.process.wait()
-        finally:
-            await running.stop()
+        status = await self._running.process.wait()
+        await self._running.stop()
+        self._running = None
         if status != 0:
             raise self._failed("initdb", status, log_start)
         self.cluster.adopt_new()

@@ -1,0 +1,111 @@
+"""Places, children and connections for the tests of the private PostgreSQL, all of them real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import psycopg
+import pytest
+import trio
+
+from queen_trio.embedded.account import choose_account
+from queen_trio.embedded.binaries import find_binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from queen_trio.embedded import Embedded
+
+BROKER = Path(__file__).with_name("broker.py")
+
+# Generous: two busy cores. Nothing waits this long unless it fails. In seconds.
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """An empty directory with a short path that every account can pass through.
+
+    (pytest's own are closed to the account that PostgreSQL runs under when we are root.)
+    """
+    path = Path(tempfile.mkdtemp(prefix="qt-", dir="/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def programs(place: Path) -> Path:
+    """PostgreSQL's programs, where every account can execute them."""
+    return find_binaries(account=choose_account(place / "postgres")).bin_dir
+
+
+@pytest.fixture
+def sql() -> Callable[..., list[Any]]:
+    """Run one statement on an embedded server, committed, and return its rows."""
+
+    def run(server: Embedded | str, statement: str) -> list[Any]:
+        host = server if isinstance(server, str) else server.host
+        with psycopg.connect(
+            host=host, port=5432, user="postgres", dbname="postgres", connect_timeout=10
+        ) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    return run
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], Any]:
+    """Poll a condition and return its first true value."""
+
+    async def poll(condition: Callable[[], object]) -> object:
+        with trio.fail_after(PATIENCE):
+            while not (value := condition()):  # noqa: ASYNC110 - processes tell nobody
+                await trio.sleep(0.01)
+            return value
+
+    return poll
+
+
+@pytest.fixture
+def gone() -> Callable[[int], bool]:
+    """Whether a process has ended (one that nobody waited for counts as ended)."""
+
+    def check(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return check
+
+
+@pytest.fixture
+def start_broker() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `broker.py` with the given arguments; killed at the end if it still runs."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str | Path) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, str(BROKER), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        with child:
+            if child.poll() is None:
+                os.kill(child.pid, signal.SIGKILL)
