@@ -120,6 +120,26 @@ class _Prepared:
     columns: int
 
 
+class _StatementLock:
+    """One statement at a time; taking it while it is free is no checkpoint.
+
+    So the ROLLBACK of a cancelled transaction is still sent, and the connection survives. It also
+    saves a trip through the scheduler per statement.
+    """
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
 class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A psycopg connection whose waiting is Trio's; open it with `connect`, close it always.
 
@@ -131,7 +151,7 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     def __init__(self, pgconn: PGconn, *args: Any, **kwargs: Any) -> None:
         super().__init__(pgconn, *args, **kwargs)
-        self.lock = trio.Lock()  # type: ignore[assignment]
+        self.lock = _StatementLock()  # type: ignore[assignment]
         self._poll = select.poll()
         self._poll.register(pgconn.socket, select.POLLIN)
         self._statements: dict[Statement, _Prepared] = {}
@@ -162,22 +182,17 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            # Without contention this saves the trip through the scheduler of Lock.acquire().
-            self.lock.acquire_nowait()  # type: ignore[attr-defined]
-        except trio.WouldBlock:
-            await self.lock.acquire()
-        try:
-            return await self._finish(self._fetch_gen(statement, params), deadline_seconds)
+            async with self.lock:
+                return await self._finish(self._fetch_gen(statement, params), deadline_seconds)
         except psycopg.Error as error:
             raise self.translate(error, statement.name) from error
-        finally:
-            self.lock.release()
 
     async def execute(self, *args: Any, **kwargs: Any) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         """Run a statement through a cursor, for cold paths: text format, never prepared.
 
         Errors and cancellation are those of `fetch`.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         try:
             return await super().execute(*args, **kwargs)
         except psycopg.Error as error:
@@ -352,6 +367,10 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         self._statements.clear()  # they refer back to the connection
         self._closed = True
         self.pgconn.finish()
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Close the connection: in autocommit mode there is nothing to commit."""
+        self.close_nowait()
 
     async def close(self) -> None:
         """Close the connection, even when cancelled; idempotent."""
