@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-App = Callable[
-    [Scope, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = structlog.get_logger()
 
@@ -54,10 +54,6 @@ ACCEPTS_PER_WAKE_UP = 64
 
 JOIN_BYTES = 256 * 1024
 """Up to here head and body leave in one send; above, copying costs more than a second send."""
-
-LINGER_SECONDS = 2.0
-"""After a refusal, input is dropped for so long: closing at once would reset the connection, and
-the client might never read why."""
 
 DRAIN_HEAD_SECONDS = 1.0
 """At shutdown, a connection that hasn't delivered a whole head yet gets so long."""
@@ -294,6 +290,8 @@ class _Connection:
                 try:
                     await trio.lowlevel.wait_readable(self._fd)
                 except trio.ClosedResourceError:
+                    if parser.phase is not _Phase.IDLE:
+                        return None
                     ending = True
                 finally:
                     self._reading = False
@@ -365,7 +363,7 @@ class _Connection:
             % (_STATUS_LINES[refused.status], self.server.date, len(body), body)
         )
         self._sock.shutdown(socket.SHUT_WR)
-        self.deadline = trio.current_time() + LINGER_SECONDS
+        self.deadline = trio.current_time() + self.server.limits.linger_seconds
         with contextlib.suppress(trio.ClosedResourceError):
             while trio.current_time() < self.deadline:
                 await trio.lowlevel.wait_readable(self._fd)

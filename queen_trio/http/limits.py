@@ -33,5 +33,8 @@ class HttpLimits:
     """Idle between two requests. Longer than the 60 s at which most balancers drop theirs."""
     write_seconds: float = 30.0
     """A client that takes not one byte of its answer for so long is dropped."""
+    linger_seconds: float = 2.0
+    """After a refusal, input is dropped for so long: closing at once would reset the connection,
+    and the client might never read why."""
     sweep_seconds: float = 1.0
     """How often the times above are looked at."""
