@@ -283,7 +283,10 @@ class Pool:
         self._retry_at = 0.0
         self._last_error = None
         self._opened_total += 1
-        self._hand_out(connection)
+        if self._closed:  # cancelled while its session was set up, which the late shield finished
+            self._close(connection)
+        else:
+            self._hand_out(connection)
 
     def _refused(self, error: DatabaseError, failures_before: int) -> None:
         self._connect_failures_total += 1

@@ -1,0 +1,394 @@
+"""The pool: who gets a connection when, and how it heals."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+import trio
+from attrs import evolve
+
+from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.store.connection import Statement
+from queen_trio.store.pool import (
+    BACKOFF_MAX_SECONDS,
+    CONCURRENT_CONNECTS,
+    IDLE_SECONDS,
+    Pool,
+    backoff_seconds,
+    open_pool,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from trio.testing import MockClock
+
+    from queen_trio.store.connection import TrioConnection
+    from queen_trio.store.settings import ConnectionSettings
+    from tests.cluster import Cluster
+
+ONE = Statement("one", "SELECT 1")
+BACKEND = Statement("backend", "SELECT pg_backend_pid()")
+SLEEP = Statement("sleep", "SELECT pg_sleep($1::float8)::text")
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110 - what the server did, no Event tells
+            await trio.sleep(0.005)
+
+
+async def hold(pool: Pool, count: int, nursery: trio.Nursery) -> Callable[[], None]:
+    """Take `count` connections and keep them until the returned function is called."""
+    release = trio.Event()
+
+    async def keep(task_status: trio.TaskStatus[None]) -> None:
+        async with pool.acquire():
+            task_status.started()
+            await release.wait()
+
+    for _ in range(count):
+        await nursery.start(keep)
+    return release.set
+
+
+# -- taking and putting back -------------------------------------------------------------------
+
+
+async def test_opens_lazily_and_reuses_the_last_one(pool: Pool) -> None:
+    assert pool.statistics().opened_total == 0
+    ((first,),) = await pool.fetch(BACKEND)
+    assert await pool.fetch(BACKEND) == [(first,)]
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(pool.fetch, SLEEP, 0.01)
+    async with pool.acquire() as conn:
+        last_used = conn
+    async with pool.acquire() as conn:
+        assert conn is last_used
+    assert pool.statistics().in_use == 0
+    assert pool.statistics().idle <= 3
+
+
+async def test_never_more_than_its_size(settings: ConnectionSettings, cluster: Cluster) -> None:
+    async with open_pool(settings, 3) as pool:
+        most = 0
+
+        async def work() -> None:
+            nonlocal most
+            async with pool.acquire() as conn:
+                most = max(most, pool.statistics().in_use)
+                await conn.fetch(ONE)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(work)
+        statistics = pool.statistics()
+        assert most == statistics.idle == statistics.opened_total == 3
+        backends = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{settings.database}'"
+        assert cluster.execute(backends) == [(3,)]
+
+
+async def test_waiters_are_served_in_order(settings: ConnectionSettings) -> None:
+    served = []
+
+    async def work(i: int) -> None:
+        async with pool.acquire() as conn:
+            served.append(i)
+            await conn.fetch(ONE)
+
+    async with open_pool(settings, 1) as pool, trio.open_nursery() as nursery:
+        release = await hold(pool, 1, nursery)
+        for i in range(20):
+            nursery.start_soon(work, i)
+            await trio.testing.wait_all_tasks_blocked()
+        release()
+    assert served == list(range(20))
+
+
+async def test_exhausted(settings: ConnectionSettings) -> None:
+    async with open_pool(settings, 2) as pool, trio.open_nursery() as nursery:
+        release = await hold(pool, 2, nursery)
+        with pytest.raises(DatabaseUnavailable, match=r"within 0\.01 s \(size 2, .*in use 2"):
+            await pool.fetch(ONE, deadline_seconds=0.01)
+        assert pool.statistics().timeouts_total == 1
+        assert pool.statistics().waiting == 0
+        release()
+
+
+async def test_acquire_is_a_point_of_cancellation(pool: Pool) -> None:
+    await pool.fetch(ONE)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with pool.acquire():
+            pytest.fail("cancelled before")
+    assert scope.cancelled_caught
+    assert pool.statistics().idle == 1
+
+
+async def test_cancelled_in_the_moment_of_the_handover(settings: ConnectionSettings) -> None:
+    async with open_pool(settings, 1) as pool, trio.open_nursery() as nursery:
+        release = await hold(pool, 1, nursery)
+        with trio.CancelScope() as scope:
+
+            async def hand_over_and_cancel() -> None:
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()  # the waiter is woken by this …
+                release()  # … and handed the connection before it runs
+                await wait_until(lambda: pool.statistics().idle == 1)
+
+            nursery.start_soon(hand_over_and_cancel)
+            await pool.fetch(ONE)
+    assert scope.cancelled_caught
+
+
+async def test_nothing_leaks_under_random_cancels(settings: ConnectionSettings) -> None:
+    rng = random.Random(7)
+    done = 0
+
+    async def work(pool: Pool) -> None:
+        nonlocal done
+        for _ in range(100):
+            with trio.move_on_after(rng.random() * 0.004):
+                async with pool.acquire() as conn:
+                    await conn.fetch(ONE)
+                    await trio.sleep(rng.random() * 0.001)
+                    done += 1
+
+    async with open_pool(settings, 3) as pool:
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(work, pool)
+        await wait_until(lambda: pool.statistics().connecting == 0)
+        statistics = pool.statistics()
+        assert (statistics.in_use, statistics.waiting) == (0, 0)
+        assert statistics.idle == statistics.opened_total - statistics.closed_total <= 3
+    assert 0 < done < 1200
+
+
+async def test_a_dirty_connection_is_not_handed_on(pool: Pool) -> None:
+    async with pool.acquire() as conn:
+        await conn.execute("BEGIN")
+    assert conn.closed
+    async with pool.acquire() as other:
+        assert other is not conn
+        assert other.reusable
+
+
+async def test_psycopg_errors_leave_as_ours(pool: Pool) -> None:
+    with pytest.raises(DatabaseError, match="does not exist") as caught:
+        async with pool.acquire() as conn, conn.cursor() as cursor:
+            await cursor.execute("SELECT * FROM missing")
+    assert caught.value.sqlstate == "42P01"
+    assert isinstance(caught.value.__cause__, psycopg.Error)
+    assert pool.statistics().idle == 1
+
+
+async def test_lost_statement_is_retried_once_on_a_fresh_connection(pool: Pool) -> None:
+    async def forget(conn: TrioConnection) -> None:
+        await conn.fetch(ONE)
+        await conn.execute("DEALLOCATE ALL")
+
+    async with pool.acquire() as first, pool.acquire() as second:
+        await forget(first)
+        await forget(second)
+    assert await pool.fetch(ONE) == [(1,)]
+    assert pool.statistics().opened_total == 3
+
+
+# -- healing -----------------------------------------------------------------------------------
+
+
+async def test_killed_idle_connection_is_never_seen(pool: Pool, cluster: Cluster) -> None:
+    ((pid,),) = await pool.fetch(BACKEND)
+    cluster.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
+    assert await pool.fetch(ONE) == [(1,)]
+    assert pool.statistics().closed_total == 1
+
+
+async def test_killed_busy_connection_fails_one_request(pool: Pool, cluster: Cluster) -> None:
+    async with pool.acquire() as conn:
+        cluster.execute(f"SELECT pg_terminate_backend({conn.pgconn.backend_pid}, 5000)")
+        with pytest.raises(DatabaseUnavailable):
+            await conn.fetch(ONE)
+    assert await pool.fetch(ONE) == [(1,)]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_restarted_server(own_cluster: Cluster, end: str) -> None:
+    """A request during the outage waits, and is answered once the server is back."""
+    async with open_pool(own_cluster.settings(), 5) as pool:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(pool.fetch, SLEEP, 0.01)
+        getattr(own_cluster, end)()
+
+        with pytest.raises(DatabaseUnavailable, match=r"last attempt: connect to"):
+            await pool.fetch(ONE, deadline_seconds=0.05)
+        assert pool.last_error is not None
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(pool.fetch, ONE)
+            nursery.start_soon(pool.wait_healthy)
+            await wait_until(lambda: pool.statistics().connect_failures_total >= 2)
+            await trio.to_thread.run_sync(own_cluster.start)
+        assert pool.last_error is None
+        assert pool.statistics().idle <= 5
+
+
+async def test_attempts_are_spaced_and_single(settings: ConnectionSettings) -> None:
+    """However many wait: a burst when the outage begins, then one attempt at a time."""
+    attempts: list[float] = []
+
+    async def hang_up(stream: trio.SocketStream) -> None:
+        attempts.append(trio.current_time())
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, hang_up, [listener])
+        port = listener.socket.getsockname()[1]
+        async with open_pool(evolve(settings, host="127.0.0.1", port=port), 50) as pool:
+
+            async def ask() -> None:
+                with pytest.raises(DatabaseUnavailable):
+                    await pool.fetch(ONE, deadline_seconds=0.6)
+
+            async with trio.open_nursery() as asking:
+                for _ in range(100):
+                    asking.start_soon(ask)
+            # At 0, after 0.125–0.25 s, and after a further 0.25–0.5 s.
+            assert CONCURRENT_CONNECTS < len(attempts) <= CONCURRENT_CONNECTS + 2
+            assert attempts[CONCURRENT_CONNECTS] - attempts[0] >= 0.12
+            assert pool.statistics().waiting == 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("failures", "least", "most"),
+    [(1, 0.125, 0.25), (2, 0.25, 0.5), (3, 0.5, 1.0), (6, 2.5, 5.0), (10_000, 2.5, 5.0)],
+)
+def test_backoff(failures: int, least: float, most: float) -> None:
+    assert backoff_seconds(failures, 0.0) == least
+    assert backoff_seconds(failures, 1.0) == most <= BACKOFF_MAX_SECONDS
+
+
+async def test_an_attempt_outlives_the_request_that_caused_it(pool: Pool) -> None:
+    with pytest.raises(DatabaseUnavailable):
+        await pool.fetch(ONE, deadline_seconds=0)
+    await wait_until(lambda: pool.statistics().connecting == 0)
+    # Nobody waited any more when it was this attempt's turn, or it filled the pool.
+    assert pool.statistics().idle == pool.statistics().opened_total <= 1
+
+
+# -- size --------------------------------------------------------------------------------------
+
+
+async def test_capped_at_what_the_server_admits(
+    settings: ConnectionSettings, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen_trio.store.pool.MAINTENANCE_SECONDS", 0.05)
+    role = f"limited_{settings.database}"
+    cluster.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 3")
+    try:
+        async with open_pool(evolve(settings, user=role), 10) as pool:
+            async with trio.open_nursery() as nursery:
+                release = await hold(pool, 3, nursery)
+                for _ in range(5):
+                    nursery.start_soon(pool.fetch, ONE)
+                await wait_until(lambda: pool.statistics().connect_failures_total > 0)
+                assert 3 <= pool.statistics().limit < 10
+                assert pool.statistics().in_use == 3
+                release()
+            # The server gives more: the pool grows back.
+            cluster.execute(f"ALTER ROLE {role} CONNECTION LIMIT 6")
+            await wait_until(lambda: pool.statistics().limit >= 6)
+            async with trio.open_nursery() as nursery:
+                (await hold(pool, 6, nursery))()
+            assert pool.statistics().idle == 6
+    finally:
+        cluster.execute(f"DROP ROLE {role}")
+
+
+async def test_full_from_the_start(settings: ConnectionSettings, cluster: Cluster) -> None:
+    role = f"shut_out_{settings.database}"
+    cluster.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 0")
+    try:
+        async with open_pool(evolve(settings, user=role), 10) as pool:
+            with pytest.raises(DatabaseUnavailable, match="too many connections"):
+                await pool.fetch(ONE, deadline_seconds=0.2)
+            assert pool.last_error is not None
+            assert pool.last_error.sqlstate == "53300"
+            cluster.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1")
+            assert await pool.fetch(ONE) == [(1,)]
+    finally:
+        cluster.execute(f"DROP ROLE {role}")
+
+
+async def test_surplus_idle_connections_are_closed(pool: Pool, mock_clock: MockClock) -> None:
+    mock_clock.rate = 1.0  # time passes, and jumps where we say
+    async with trio.open_nursery() as nursery:
+        (await hold(pool, 3, nursery))()
+    assert pool.statistics().idle == 3
+    mock_clock.jump(IDLE_SECONDS / 2)
+    await pool.fetch(ONE)  # keeps one of them young
+    mock_clock.jump(IDLE_SECONDS / 2 + 10)
+    await wait_until(lambda: pool.statistics().idle == 1)
+    assert pool.statistics().closed_total == 2
+
+
+# -- the end -----------------------------------------------------------------------------------
+
+
+async def test_close_fails_waiters_and_frees_all(
+    settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen_trio.store.pool.CLOSE_SECONDS", 0.05)
+    outcomes: list[str] = []
+
+    async def ask(call: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(DatabaseUnavailable) as caught:
+            await call()
+        outcomes.append(str(caught.value))
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery, open_pool(settings, 1) as pool:
+            nursery.start_soon(ask, lambda: pool.fetch(SLEEP, 30.0))
+            await wait_until(lambda: pool.statistics().in_use == 1)
+            nursery.start_soon(ask, lambda: pool.fetch(ONE))
+            await wait_until(lambda: pool.statistics().waiting == 1)
+    assert "the connection pool is closed" in outcomes[0]
+    assert "the connection was closed" in outcomes[1]
+    with pytest.raises(DatabaseUnavailable, match="pool is closed"):
+        await pool.fetch(ONE)
+
+
+async def test_close_while_connections_are_being_opened(settings: ConnectionSettings) -> None:
+    """An attempt that finishes although it was cancelled must not leave its connection behind."""
+    opened = []
+    for tenths in range(40):
+        with trio.move_on_after(tenths / 10_000):
+            async with open_pool(settings, 2) as pool:
+                opened.append(pool)
+                async with pool.acquire():
+                    await trio.sleep_forever()
+    for pool in opened:
+        statistics = pool.statistics()
+        assert statistics.opened_total == statistics.closed_total
+        assert (statistics.idle, statistics.in_use, statistics.connecting) == (0, 0, 0)
+    assert any(pool.statistics().opened_total for pool in opened)
+
+
+async def test_close_waits_for_a_running_statement(settings: ConnectionSettings) -> None:
+    rows: list[object] = []
+
+    async def ask() -> None:
+        rows.append(await pool.fetch(SLEEP, 0.1))
+
+    async with trio.open_nursery() as nursery, open_pool(settings, 1) as pool:
+        nursery.start_soon(ask)
+        await wait_until(lambda: pool.statistics().in_use == 1)
+    assert rows == [[("",)]]
