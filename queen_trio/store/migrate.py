@@ -1,9 +1,9 @@
 """Applying the schema: numbered migrations, then the functions, under one cluster-wide lock.
 
-`sql/migrations/NNNN_name.sql` run once each, in order, each in a transaction of its own with its row
-in `queen.schema_version`. `sql/functions/*.sql` are CREATE OR REPLACE and run again whenever their
-text has changed. A broker older than the schema applies nothing: functions carry `_vN` and stay, so
-it keeps running through a rolling update (spec 1, "Schema apply"; spec 8.23).
+`sql/migrations/NNNN_name.sql` run once each, in order, each in a transaction of its own with its
+row in `queen.schema_version`. `sql/functions/*.sql` are CREATE OR REPLACE and run again whenever
+their text has changed. A broker older than the schema applies nothing: functions carry `_vN` and
+stay, so it keeps running through a rolling update (spec 1, "Schema apply"; spec 8.23).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ async def _apply(conn: TrioConnection, schema: Schema) -> int:
     found = await _current(conn)
     if found is None:
         async with conn.transaction():
-            await conn.execute(schema.bootstrap_sql)  # type: ignore[arg-type]
+            await conn.execute(schema.bootstrap_sql)
         found = (0, "")
     version, checksum = found
     if version > schema.version:
@@ -182,7 +182,7 @@ async def _apply(conn: TrioConnection, schema: Schema) -> int:
     for migration in schema.migrations:
         if migration.version > version:
             async with conn.transaction():
-                await conn.execute(migration.sql)  # type: ignore[arg-type]
+                await conn.execute(migration.sql)
                 await conn.execute(
                     "INSERT INTO queen.schema_version (version, name) VALUES (%s, %s)",
                     [migration.version, migration.name],
@@ -190,7 +190,7 @@ async def _apply(conn: TrioConnection, schema: Schema) -> int:
             log.info("schema migrated", version=migration.version, name=migration.name)
     if checksum != schema.checksum:
         async with conn.transaction():
-            await conn.execute(schema.functions_sql)  # type: ignore[arg-type]
+            await conn.execute(schema.functions_sql)
             await conn.execute(
                 "INSERT INTO queen.schema_functions (checksum) VALUES (%s) "
                 "ON CONFLICT (single) DO UPDATE SET checksum = excluded.checksum",

@@ -43,6 +43,11 @@ def split(text: bytes) -> list[bytes]:
     return text[1:-1].split(_BETWEEN)
 
 
+def count(text: bytes) -> int:
+    """Say how many records a text sequence has."""
+    return text.count(RS)
+
+
 def splice(text: bytes, first: int, stop: int, count: int, suffix: bytes) -> bytes:
     """Turn the records `first` to `stop` (exclusive) of `count` into comma-joined JSON objects.
 

@@ -55,15 +55,17 @@ END $$;
 -- Commit a bundle: one segment for each of N different partitions, one transaction (spec 1, "Push").
 --
 -- Arrays are aligned, one element a segment: queue, partition, message count, decompressed size, 16-byte
--- hashes, blob; p_verified says "none of these hashes occurs at or below this offset of the partition
--- p_verified_in"; NULL or another partition id means nothing is known and the whole window is probed.
--- The largest bigint says so for every partition: ids that the broker has just made up.
+-- hashes, blob. p_verified narrows the dedup probe: "none of these hashes occurs at or below this offset of
+-- the partition p_verified_in among the messages created since p_verified_since". Where that doesn't fit
+-- (another partition, a window that reaches further back) it counts as -1 and the whole window is probed.
+-- The largest bigint says so of every partition: ids that the broker has just made up.
 --
 -- A segment with a duplicate writes nothing: its row tells which indexes (0-based) are duplicates of
 -- which offsets, and the caller sends the rest again. The others are committed.
 CREATE OR REPLACE FUNCTION queen.push_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_counts integer[], p_raw_bytes integer[],
-    p_hashes bytea[], p_blobs bytea[], p_verified_in uuid[], p_verified bigint[])
+    p_hashes bytea[], p_blobs bytea[], p_verified bigint[], p_verified_in uuid[],
+    p_verified_since timestamptz[])
 RETURNS TABLE (ord integer, partition_id uuid, base_offset bigint, created_at timestamptz,
                duplicate_at integer[], duplicate_of bigint[])
 LANGUAGE plpgsql AS $$
@@ -82,6 +84,7 @@ BEGIN
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_blobs)
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified_in)
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified)
+       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified_since)
        OR EXISTS (SELECT FROM unnest(p_counts, p_hashes) AS u(n, h)
                    WHERE u.n < 1 OR octet_length(u.h) <> 16 * u.n) THEN
         RAISE EXCEPTION 'push_v1: the arrays of a bundle do not fit together' USING ERRCODE = '22023';
@@ -94,12 +97,15 @@ BEGIN
     FOR v_seg IN
         SELECT s.ord::integer AS ord, s.id, s.hashes, s.n, p.last_offset, q.dedup_window_seconds AS win,
                v.verified
-          FROM unnest(v_ids, p_hashes, p_counts, p_verified_in, p_verified)
-               WITH ORDINALITY AS s(id, hashes, n, verified_in, verified, ord)
+          FROM unnest(v_ids, p_hashes, p_counts, p_verified, p_verified_in, p_verified_since)
+               WITH ORDINALITY AS s(id, hashes, n, verified, verified_in, verified_since, ord)
           JOIN queen.log_partitions p ON p.id = s.id
           JOIN queen.queues q ON q.id = p.queue_id
-         CROSS JOIN LATERAL (SELECT CASE WHEN s.verified_in = s.id OR s.verified = 9223372036854775807
-                                         THEN s.verified ELSE -1 END AS verified) v
+         CROSS JOIN LATERAL (SELECT CASE
+                WHEN s.verified = 9223372036854775807 THEN s.verified
+                WHEN s.verified_in = s.id
+                 AND s.verified_since <= v_now - make_interval(secs => q.dedup_window_seconds)
+                THEN s.verified ELSE -1 END AS verified) v
          WHERE q.dedup_window_seconds > 0 AND p.last_offset > v.verified
     LOOP
         v_from := queen.first_offset_since_v1(v_seg.id, v_now - make_interval(secs => v_seg.win));

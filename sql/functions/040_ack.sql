@@ -12,11 +12,12 @@
 -- A dead letter needs what only the caller can read from the segment. Where p_letters (jsonb, one array
 -- element an item that carries any: target, item, error, and once known offset, message) lacks it, the
 -- target is left alone and needs_payload names the offset; the caller reads it and sends the target again.
+-- more_in_*: where a released lease left messages that somebody else can claim now.
 CREATE OR REPLACE FUNCTION queen.ack_v1(
     p_partitions uuid[], p_groups text[], p_leases text[], p_hashes bytea[], p_statuses text[],
     p_letters jsonb)
-RETURNS TABLE (ord integer, verdicts text, lease_released boolean, has_more boolean,
-               needs_payload bigint)
+RETURNS TABLE (ord integer, verdicts text, lease_released boolean, needs_payload bigint,
+               more_in_queue text, more_in_partition text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -47,7 +48,8 @@ BEGIN
                WITH ORDINALITY AS t(part, grp, lease, hashes, statuses, ord)
          ORDER BY t.ord
     LOOP
-        ord := v_target.ord; lease_released := false; has_more := false; needs_payload := NULL;
+        ord := v_target.ord; lease_released := false; needs_payload := NULL;
+        more_in_queue := NULL; more_in_partition := NULL;
         SELECT * INTO v_cursor FROM queen.log_consumers c
          WHERE c.partition_id = v_target.part AND c.consumer_group = v_target.grp;
         IF NOT FOUND THEN
@@ -165,7 +167,9 @@ BEGIN
              WHERE c.partition_id = v_target.part AND c.consumer_group = v_target.grp;
         END IF;
         IF lease_released THEN
-            SELECT p.last_offset > v_until INTO has_more FROM queen.log_partitions p WHERE p.id = v_target.part;
+            SELECT q.name, p.name INTO more_in_queue, more_in_partition
+              FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+             WHERE p.id = v_target.part AND p.last_offset > v_until;
         END IF;
 
         SELECT string_agg(CASE

@@ -1,0 +1,69 @@
+"""The use-cases of one broker process, put together."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+from attrs import define
+
+from queen_trio.model.ids import Uuid7
+
+from .ack import AckService, open_ack_service
+from .pop import PopService
+from .push import PushService, open_push_service
+from .queues import QueueService
+from .wakeups import Wakeups
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from queen_trio.config import Config
+    from queen_trio.store.queries import Store
+
+
+@define(eq=False)
+class Broker:
+    """What the HTTP handlers, the mesh and the jobs work with; open it with `open_broker`."""
+
+    config: Config
+    store: Store
+    wakeups: Wakeups
+    pushes: PushService
+    pops: PopService
+    acks: AckService
+    queues: QueueService
+    draining: bool = False
+
+    def drain(self, *, answer_parked: bool) -> None:
+        """Turn unready; answer parked pops now and park none any more, or keep them (spec 4)."""
+        self.draining = True
+        if answer_parked:
+            self.wakeups.drain()
+
+
+@asynccontextmanager
+async def open_broker(config: Config, store: Store) -> AsyncIterator[Broker]:
+    """Run the services of a broker; leaving flushes accepted pushes and acks.
+
+    Cancellation drops what is accepted and not yet sent; its callers get an error.
+    """
+    ids = Uuid7()
+    wakeups = Wakeups(store, config.pop)
+    async with trio.open_nursery() as background:
+        background.start_soon(wakeups.serve)
+        async with (
+            open_push_service(store, ids, wakeups.notify) as pushes,
+            open_ack_service(store, wakeups) as acks,
+        ):
+            yield Broker(
+                config,
+                store,
+                wakeups,
+                pushes,
+                PopService(store, ids, wakeups, config.pop),
+                acks,
+                QueueService(store, wakeups),
+            )
+        background.cancel_scope.cancel()

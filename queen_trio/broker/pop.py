@@ -1,0 +1,112 @@
+"""Pop: claim messages under a lease, or wait for some (spec 1 and 2, "Pop")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from queen_trio.errors import DatabaseUnavailable
+from queen_trio.model.pop import Claim, ClaimedPartition, ClaimedSegment, PopRequest
+from queen_trio.store import segments
+
+from .outage import ride_out
+from .wakeups import PopKey, Wakeups
+
+if TYPE_CHECKING:
+    from queen_trio.config import PopConfig
+    from queen_trio.model.ids import Uuid7
+    from queen_trio.store.queries import PopRow, Store
+
+
+class PopService:
+    """Answers pops; parked ones hold no connection."""
+
+    def __init__(self, store: Store, ids: Uuid7, wakeups: Wakeups, config: PopConfig) -> None:
+        self._store = store
+        self._ids = ids
+        self._wakeups = wakeups
+        self._config = config
+
+    async def pop(self, request: PopRequest) -> Claim | None:
+        """Claim what `request` asks for; None when there is nothing (until its time-out).
+
+        Without a time-out a database that is away is waited for, then `DatabaseUnavailable` is
+        raised; with one the pop stays parked (spec 8.15). A claim is returned even if the caller
+        is cancelled meanwhile: who can't deliver it owes a `release`.
+        """
+        arrival = trio.current_time()
+        if request.timeout is None:
+            return await ride_out(lambda: self._claim(request, arrival))
+        key = PopKey(
+            request.queue, request.partition, request.namespace, request.task, request.group
+        )
+        deadline = arrival + request.timeout
+        with self._wakeups.waiter(key) as waiter:
+            while True:
+                try:
+                    claim = await self._claim(request, arrival)
+                except DatabaseUnavailable:
+                    claim = None
+                if claim is not None or self._wakeups.draining:
+                    return claim
+                with trio.move_on_at(deadline) as waiting:
+                    await waiter.wait_woken()
+                if waiting.cancelled_caught:
+                    return None
+
+    async def release(self, claim: Claim) -> None:
+        """Give a claim back that could not be delivered, at once instead of at lease expiry.
+
+        Does nothing for autoAck, whose cursor has moved for good. A failure is left to the expiry.
+        """
+        if not claim.lease_id:
+            return
+        try:
+            await self._store.release(claim.lease_id)
+        except DatabaseUnavailable:
+            return
+        self._wakeups.notify((part.queue, part.partition) for part in claim.partitions)
+
+    async def _claim(self, request: PopRequest, arrival: float) -> Claim | None:
+        lease_id = "" if request.auto_ack else self._ids.take(1)[0]
+        rows = await self._store.pop(
+            request.queue,
+            request.partition,
+            request.namespace,
+            request.task,
+            request.group,
+            request.batch,
+            request.partitions,
+            request.lease_seconds,
+            request.auto_ack,
+            lease_id,
+            request.mode.value,
+            request.since,
+            int((trio.current_time() - arrival) * 1000),
+            self._config.max_bytes,
+        )
+        return Claim(lease_id, _partitions(rows)) if rows else None
+
+
+def _partitions(rows: list[PopRow]) -> list[ClaimedPartition]:
+    partitions: list[ClaimedPartition] = []
+    for row in rows:
+        if not partitions or partitions[-1].partition_id != row.partition_id:
+            partitions.append(
+                ClaimedPartition(
+                    row.partition_id, row.partition_name, row.queue_name, row.delivery_attempt, []
+                )
+            )
+        text = segments.decode(row.blob)
+        count = segments.count(text)
+        partitions[-1].segments.append(
+            ClaimedSegment(
+                row.created_at,
+                text,
+                count,
+                first=max(row.committed + 1 - row.base_offset, 0),
+                stop=min(row.batch_end + 1 - row.base_offset, count),
+            )
+        )
+    return partitions

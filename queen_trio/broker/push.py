@@ -1,0 +1,302 @@
+"""Push: store messages, sharing commits with every other request of the moment (spec 1, 2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+
+from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.model.ids import ZERO_UUID, Uuid7
+from queen_trio.model.message import (
+    PushItem,
+    PushResult,
+    PushStatus,
+    hash_of,
+    partition_of,
+    valid_trace_id,
+)
+from queen_trio.store import segments
+from queen_trio.store.queries import NOTHING_VERIFIED, VERIFIED_EVERYWHERE, PushRow, Store
+
+from .lanes import Lanes
+from .segment import Draft, Key, Pending, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+log = structlog.get_logger(__name__)
+
+# Bundles in flight at once. One leaves the disk idle while we work, many make small bundles.
+PUSH_LANES: Final = 3
+# What one call may carry; bounds how long it holds its partition locks.
+BUNDLE_MAX_SEGMENTS: Final = 128
+BUNDLE_MAX_BYTES: Final = 16 * 1024 * 1024
+
+_encode = msgspec.json.encode
+
+
+class PushService:
+    """Accepts pushes and flushes them in bundles; run it with `open_push_service`.
+
+    Per partition one segment is in flight at most, so that order of arrival is order of offsets;
+    what arrives meanwhile accumulates behind it.
+    """
+
+    def __init__(
+        self, store: Store, ids: Uuid7, on_commit: Callable[[Sequence[Key]], None]
+    ) -> None:
+        """`on_commit` is told which partitions have new messages, after each commit."""
+        self._store = store
+        self._ids = ids
+        self._on_commit = on_commit
+        self._ready: deque[Segment] = deque()
+        # Open segments of each partition that has any, oldest first. The oldest of a partition is
+        # in `_ready` or in flight; the others wait behind it.
+        self._lines: dict[Key, deque[Segment]] = {}
+        self._lanes = Lanes(PUSH_LANES, self._take_bundle, self._flush)
+
+    async def push(
+        self, items: Sequence[PushItem], *, producer_sub: str | None = None
+    ) -> list[PushResult]:
+        """Store valid `items` and return one result for each, in order.
+
+        The items of one (queue, partition) commit together. Once this has started they will be
+        stored even if the caller is cancelled: then nobody waits for the answer.
+        """
+        if not items:
+            return []
+        pending = Pending()
+        drafts: dict[Key, Draft] = {}
+        results: list[PushResult] = []
+        repeats: list[tuple[PushResult, PushResult]] = []  # a repeated item, and the first one
+        self._draft(items, producer_sub, pending, drafts, results, repeats)
+        for key, draft in drafts.items():
+            self._submit(key, draft)
+        await pending.done.wait()
+        for repeat, first in repeats:
+            repeat.message_id = first.message_id
+            repeat.error = first.error
+            if first.status is not PushStatus.QUEUED:
+                repeat.status = first.status
+        return results
+
+    def close(self) -> None:
+        """Let `serve` end when everything accepted has been flushed."""
+        self._lanes.close()
+
+    async def serve(self) -> None:
+        """Flush until `close`."""
+        await self._lanes.serve()
+
+    def _draft(
+        self,
+        items: Sequence[PushItem],
+        producer_sub: str | None,
+        pending: Pending,
+        drafts: dict[Key, Draft],
+        results: list[PushResult],
+        repeats: list[tuple[PushResult, PushResult]],
+    ) -> None:
+        """Turn items into drafts: ids, hashes, records and results, in one pass."""
+        producer = _encode(producer_sub)
+        firsts: dict[tuple[Key, str], PushResult] = {}
+        ids = self._ids.take(len(items))
+        for index, (item, message_id) in enumerate(zip(items, ids, strict=True)):
+            key = (item.queue, partition_of(item))
+            draft = drafts.get(key)
+            if draft is None:
+                draft = drafts[key] = Draft(pending)
+            transaction_id = item.transaction_id
+            if transaction_id is None:
+                transaction_id = message_id
+            result = PushResult(index, message_id, transaction_id, item.queue, PushStatus.QUEUED)
+            results.append(result)
+            if item.transaction_id is not None:
+                first = firsts.setdefault((key, transaction_id), result)
+                if first is not result:
+                    result.status = PushStatus.DUPLICATE
+                    repeats.append((result, first))
+                    continue
+                draft.generated = False
+            record = b'{"id":"%b","transactionId":%b,"traceId":%b,"data":%b,"producerSub":%b}' % (
+                message_id.encode(),
+                _encode(transaction_id),
+                b"null" if item.trace_id is None else _encode(valid_trace_id(item.trace_id)),
+                item.payload,
+                producer,
+            )
+            draft.records.append(record)
+            draft.hashes.append(hash_of(transaction_id))
+            draft.results.append(result)
+            draft.size += len(record)
+
+    # -- accumulating --------------------------------------------------------------------------
+
+    def _submit(self, key: Key, draft: Draft) -> None:
+        line = self._lines.get(key)
+        if line is None:
+            segment = Segment(key, draft)
+            self._lines[key] = deque((segment,))
+            self._ready.append(segment)
+            self._lanes.wake()
+        elif not line[-1].add_nowait(draft):
+            line.append(Segment(key, draft))
+
+    def _take_bundle(self) -> list[Segment] | None:
+        if not self._ready:
+            return None
+        bundle: list[Segment] = []
+        size = 0
+        while (
+            self._ready
+            and len(bundle) < BUNDLE_MAX_SEGMENTS
+            and (not bundle or size + self._ready[0].size <= BUNDLE_MAX_BYTES)
+        ):
+            segment = self._ready.popleft()
+            segment.sealed = True
+            size += segment.size
+            bundle.append(segment)
+        if self._ready:
+            self._lanes.wake()
+        return bundle
+
+    def _release(self, bundle: Sequence[Segment]) -> None:
+        """The next segment of each partition may go."""
+        for segment in bundle:
+            line = self._lines[segment.key]
+            line.popleft()
+            if line:
+                self._ready.append(line[0])
+            else:
+                del self._lines[segment.key]
+        if self._ready:
+            self._lanes.wake()
+
+    # -- flushing ------------------------------------------------------------------------------
+
+    async def _flush(self, bundle: list[Segment]) -> None:
+        try:
+            await self._commit(bundle)
+        finally:
+            _fail(bundle, "the broker is stopping")  # whatever a cancellation left unanswered
+            self._release(bundle)
+
+    async def _commit(self, bundle: list[Segment]) -> None:
+        """Commit the segments, stripping duplicates until the rest is clean."""
+        todo = bundle
+        while todo:
+            try:
+                rows = await self._send(todo)
+                todo = await self._sort_out(todo, rows)
+            except DatabaseUnavailable as error:
+                log.warning("push failed", error=str(error), segments=len(todo))
+                _fail(todo, "the database is unavailable")
+                return
+            except DatabaseError as error:
+                if len(todo) == 1:
+                    log.warning(
+                        "push refused by the database", queue=todo[0].key[0], error=str(error)
+                    )
+                    _fail(todo, f"refused by the database: {error}")
+                    return
+                # One bad segment must not fail its neighbours (spec 8.9).
+                for segment in todo:
+                    await self._commit([segment])
+                return
+
+    async def _send(self, todo: list[Segment]) -> list[PushRow]:
+        counts: list[int] = []
+        raw_bytes: list[int] = []
+        hashes: list[bytes] = []
+        blobs: list[bytes] = []
+        for segment in todo:
+            records = [record for draft in segment.drafts for record in draft.records]
+            blob, size = segments.encode(records)
+            counts.append(len(records))
+            raw_bytes.append(size)
+            blobs.append(blob)
+            hashes.append(b"".join([h for draft in segment.drafts for h in draft.hashes]))
+        return await self._store.push(
+            [segment.key[0] for segment in todo],
+            [segment.key[1] for segment in todo],
+            counts,
+            raw_bytes,
+            hashes,
+            blobs,
+            [NOTHING_VERIFIED if s.supplied else VERIFIED_EVERYWHERE for s in todo],
+            [None] * len(todo),
+            [None] * len(todo),
+        )
+
+    async def _sort_out(self, todo: list[Segment], rows: list[PushRow]) -> list[Segment]:
+        """Settle what was committed and return what has to be sent again without duplicates."""
+        committed: list[Key] = []
+        dirty: list[tuple[Segment, PushRow]] = []
+        for row in rows:
+            segment = todo[row.ord - 1]
+            if row.base_offset is None:
+                dirty.append((segment, row))
+                continue
+            committed.append(segment.key)
+            for draft in segment.drafts:
+                draft.settle()
+        if committed:
+            self._on_commit(committed)
+        for segment, row in dirty:
+            segment.drop_duplicates(await self._originals(row))
+        return [segment for segment, _ in dirty if segment.drafts]
+
+    async def _originals(self, row: PushRow) -> dict[int, str]:
+        """Positions of a segment's duplicates, with the message ids of their originals."""
+        assert row.duplicate_at is not None  # noqa: S101 - the row says that it has duplicates
+        assert row.duplicate_of is not None  # noqa: S101
+        found = {
+            original.message_offset: original
+            for original in await self._store.segments_at(row.partition_id, row.duplicate_of)
+        }
+        ids: dict[int, str] = {}
+        for position, offset in zip(row.duplicate_at, row.duplicate_of, strict=True):
+            original = found.get(offset)
+            ids[position] = (
+                ZERO_UUID
+                if original is None
+                else _message_id(original.blob, offset - original.base_offset)
+            )
+        return ids
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+_decode_id = msgspec.json.Decoder(_Identified).decode
+
+
+def _message_id(blob: bytes, position: int) -> str:
+    return _decode_id(segments.split(segments.decode(blob))[position]).id
+
+
+def _fail(todo: Sequence[Segment], error: str) -> None:
+    for segment in todo:
+        for draft in segment.drafts:
+            if not draft.settled:
+                draft.fail(error)
+
+
+@asynccontextmanager
+async def open_push_service(
+    store: Store, ids: Uuid7, on_commit: Callable[[Sequence[Key]], None]
+) -> AsyncIterator[PushService]:
+    """Run a PushService; leaving flushes what was accepted."""
+    service = PushService(store, ids, on_commit)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.serve)
+        try:
+            yield service
+        finally:
+            service.close()

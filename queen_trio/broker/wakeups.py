@@ -1,0 +1,244 @@
+"""Who waits for messages, and what wakes them: local commits at once, a fused re-probe otherwise.
+
+Theory of operation. Parked pops that want the same thing (a `PopKey`) stand in one line. A commit
+into a partition wakes one waiter of each line that it can serve: one more claim is possible, not
+more. What a commit can't tell (a lease that ran out, a commit or a nack on another replica whose
+hint was lost) is found by re-probing: each line has its own backoff, and one SQL call a tick asks
+for all lines that are due, so that 10,000 idle pops are not 10,000 queries a second (spec 8.13).
+
+A pop enlists *before* it asks the database: a message committed while it asks sets its event, so no
+wake falls between asking and waiting. A wake that its receiver no longer needs is passed on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+import trio
+from attrs import define, field, frozen
+
+from queen_trio.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from queen_trio.config import PopConfig
+    from queen_trio.store.queries import Store
+
+    from .segment import Key
+
+log = structlog.get_logger(__name__)
+
+# Lines that fall due within one tick share a query; a wake may come this much early.
+TICK_SECONDS: Final = 0.025
+# Bounds the duration of one probe; the rest is due in the next call.
+PROBE_MAX_LINES: Final = 1_000
+
+
+class PopKey(NamedTuple):
+    """What a parked pop waits for; `queue` None means discovery by namespace and task ('' any)."""
+
+    queue: str | None
+    partition: str | None
+    namespace: str
+    task: str
+    group: str
+
+
+@define(eq=False)
+class _Line:
+    """Those who wait for one key, and when to probe for them next.
+
+    `members` counts all that stand in line, `waiters` holds those not woken yet, first come first.
+    """
+
+    key: PopKey
+    due: float
+    interval: float
+    empties: int = 0
+    members: int = 0
+    waiters: dict[Waiter, None] = field(factory=dict)
+
+    def wake_first(self) -> None:
+        """Wake the one that has waited longest, if any."""
+        for waiter in self.waiters:
+            del self.waiters[waiter]
+            waiter.wake()
+            break
+
+    def wake_all(self) -> None:
+        for waiter in self.waiters:
+            waiter.wake()
+        self.waiters.clear()
+
+
+class Waiter:
+    """One parked pop; a context manager that stands in line while its block runs."""
+
+    __slots__ = ("_event", "_line", "_wakeups")
+
+    def __init__(self, wakeups: Wakeups, line: _Line) -> None:
+        self._wakeups = wakeups
+        self._line = line
+        self._event = trio.Event()
+
+    def __enter__(self) -> Waiter:
+        self._line.members += 1
+        self._wakeups.parked += 1
+        self._stand()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.members -= 1
+        self._wakeups.parked -= 1
+        self._line.waiters.pop(self, None)
+        if self._event.is_set():
+            self._line.wake_first()
+
+    async def wait_woken(self) -> None:
+        """Wait for a reason to ask the database again."""
+        await self._event.wait()
+        self._event = trio.Event()
+        self._stand()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def _stand(self) -> None:
+        if self._wakeups.draining:
+            self.wake()
+        else:
+            self._line.waiters[self] = None
+
+
+@frozen
+class WakeupStatistics:
+    """Parked pops, and the distinct things that they wait for."""
+
+    parked: int
+    lines: int
+
+
+class Wakeups:
+    """All lines of one broker."""
+
+    def __init__(self, store: Store, config: PopConfig) -> None:
+        self._store = store
+        self._config = config
+        self._lines: dict[PopKey, _Line] = {}
+        self._by_queue: dict[str | None, dict[PopKey, _Line]] = {}
+        self._heap: list[tuple[float, int, _Line]] = []
+        self._serial = count()
+        self._changed = trio.Event()
+        self.parked = 0
+        self.draining = False
+
+    def waiter(self, key: PopKey) -> Waiter:
+        """A place in the line of `key`, taken while its `with` block runs."""
+        line = self._lines.get(key)
+        if line is None:
+            interval = self._config.wait_initial_ms / 1000
+            line = _Line(key, trio.current_time() + interval, interval)
+            self._lines[key] = line
+            self._by_queue.setdefault(key.queue, {})[key] = line
+            self._schedule(line)
+        return Waiter(self, line)
+
+    def notify(self, keys: Iterable[Key], group: str | None = None) -> None:
+        """Tell that each (queue, partition) may have something to claim; `group` None: for all."""
+        lines = self._by_queue
+        if not lines:
+            return
+        for queue, partition in keys:
+            for name in (queue, None):
+                for line in lines.get(name, {}).values():
+                    if line.key.partition in (None, partition) and group in (None, line.key.group):
+                        line.wake_first()
+
+    def notify_queue(self, queue: str) -> None:
+        """Tell that anything may have changed in this queue: all who wait for it ask again."""
+        for name in (queue, None):
+            for line in self._by_queue.get(name, {}).values():
+                line.wake_all()
+
+    def drain(self) -> None:
+        """Send every parked pop home, now and from now on (spec 4, "Shutdown")."""
+        self.draining = True
+        for line in self._lines.values():
+            line.wake_all()
+
+    def statistics(self) -> WakeupStatistics:
+        return WakeupStatistics(self.parked, len(self._lines))
+
+    async def serve(self) -> None:
+        """Re-probe for parked pops until cancelled; a database that is away is asked again later."""
+        while True:
+            if not self._heap:
+                self._changed = trio.Event()
+                await self._changed.wait()
+            await trio.sleep_until(self._heap[0][0])
+            due = self._take_due(trio.current_time() + TICK_SECONDS)
+            if due:
+                try:
+                    available = await self._probe(due)
+                except DatabaseError as error:
+                    log.debug("probe failed", error=str(error), lines=len(due))
+                    available = {}
+                for line in due:
+                    self._settle(line, available.get(line.key, 0))
+            else:
+                await trio.lowlevel.checkpoint()
+
+    # -- probing -------------------------------------------------------------------------------
+
+    def _schedule(self, line: _Line) -> None:
+        heapq.heappush(self._heap, (line.due, next(self._serial), line))
+        self._changed.set()
+
+    def _take_due(self, until: float) -> list[_Line]:
+        due: list[_Line] = []
+        while self._heap and self._heap[0][0] <= until and len(due) < PROBE_MAX_LINES:
+            line = heapq.heappop(self._heap)[2]
+            if line.members:
+                due.append(line)
+            else:
+                self._forget(line)
+        return due
+
+    def _forget(self, line: _Line) -> None:
+        del self._lines[line.key]
+        siblings = self._by_queue[line.key.queue]
+        del siblings[line.key]
+        if not siblings:
+            del self._by_queue[line.key.queue]
+
+    async def _probe(self, due: list[_Line]) -> dict[PopKey, int]:
+        keys = [line.key for line in due]
+        rows = await self._store.probe(
+            [key.queue for key in keys],
+            [key.partition for key in keys],
+            [key.namespace for key in keys],
+            [key.task for key in keys],
+            [key.group for key in keys],
+            [len(line.waiters) for line in due],
+        )
+        return {keys[position - 1]: available for position, available in rows}
+
+    def _settle(self, line: _Line, available: int) -> None:
+        """Wake as many as can be served, and choose when to probe for the line again."""
+        if available:
+            line.empties = 0
+            line.interval = self._config.wait_initial_ms / 1000
+            for _ in range(available):
+                line.wake_first()
+        else:
+            line.empties += 1
+            if line.empties > self._config.backoff_threshold:
+                line.interval = min(
+                    line.interval * self._config.backoff_multiplier, self._config.max_ms / 1000
+                )
+        line.due = trio.current_time() + line.interval
+        self._schedule(line)

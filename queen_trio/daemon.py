@@ -1,0 +1,209 @@
+"""The daemon: what starts in which order, what a signal does, what stops in which order.
+
+    run
+    ├── signals            first one drains, second one exits at once
+    └── PostgreSQL         embedded, or reached through PG_*
+        └── schema         applied or checked, before anything serves
+            └── pool
+                └── broker     push and ack lanes, wakeups
+                    ├── jobs       supervised
+                    ├── mesh       supervised; its place, empty with a single broker
+                    └── http       its death ends the process
+
+Everything is a context or a nursery, so that stopping is leaving: http first (parked pops are
+answered, requests finish), then mesh and jobs, then what was accepted is flushed, then the pool and
+PostgreSQL close. A deadline (QUEEN_SHUTDOWN_TIMEOUT_MS) bounds it all.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from queen_trio.broker import Broker, open_broker
+from queen_trio.config import Config, DrainParked, PostgresConfig
+from queen_trio.embedded import default_data_dir, open_embedded
+from queen_trio.errors import DatabaseUnavailable, QueenError
+from queen_trio.http import server as http_server
+from queen_trio.http.app import App
+from queen_trio.http.limits import HttpLimits
+from queen_trio.http.listeners import bind_listeners
+from queen_trio.store.migrate import apply_schema, check_schema
+from queen_trio.store.pool import open_pool
+from queen_trio.store.queries import Store
+from queen_trio.store.settings import ConnectionSettings
+from queen_trio.supervision import supervise
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+log = structlog.get_logger(__name__)
+
+EXIT_SECOND_SIGNAL: Final = 130
+BOOT_BACKOFF_FIRST_SECONDS: Final = 0.25
+BOOT_BACKOFF_MAX_SECONDS: Final = 5.0
+# What the steps after http keep of the shutdown time: flush, pool, PostgreSQL.
+AFTER_HTTP_SECONDS: Final = 5.0
+
+
+async def run(config: Config) -> int:
+    """Run a broker until SIGTERM or SIGINT and return the process's exit code.
+
+    Raises `QueenError` (possibly in a group) when the boot fails or http dies.
+    """
+    _refuse_what_is_missing(config)
+    stop = _Stop(config.server.shutdown_timeout_ms / 1000)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as root:
+            root.start_soon(stop.watch, signals)
+            with stop.scope:
+                await _serve(config, stop)
+            root.cancel_scope.cancel()
+    log.info("stopped", in_time=not stop.scope.cancelled_caught or not stop.serving)
+    return 0
+
+
+class _Stop:
+    """The wish to stop: cancels the boot, drains what serves, bounds how long that takes."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self.requested = trio.Event()
+        self.scope = trio.CancelScope()
+        self.serving = False
+        self._timeout_seconds = timeout_seconds
+
+    async def watch(self, signals: AsyncIterator[int]) -> None:
+        """Request a stop at the first signal, exit the process at the second."""
+        async for number in signals:
+            name = signal.Signals(number).name
+            if self.requested.is_set():
+                log.warning("second signal, exiting at once", signal=name)
+                os._exit(EXIT_SECOND_SIGNAL)
+            log.info("stopping", signal=name)
+            self.requested.set()
+            self.scope.deadline = trio.current_time() + self._timeout_seconds
+            if not self.serving:
+                self.scope.cancel()
+
+
+async def _serve(config: Config, stop: _Stop) -> None:
+    async with AsyncExitStack() as stack:
+        settings = await stack.enter_async_context(_open_postgres(config))
+        await _prepare_schema(config, settings)
+        pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
+        broker = await stack.enter_async_context(open_broker(config, Store(pool)))
+        drain = trio.Event()
+        async with trio.open_nursery() as services:
+            services.start_soon(supervise, "mesh", _run_mesh)
+            services.start_soon(supervise, "jobs", _run_jobs)
+            async with trio.open_nursery() as http:
+                addresses = await http.start(_run_http, config, broker, drain)
+                for address in addresses:
+                    log.info("listening", address=address[0], port=address[1])
+                stop.serving = True
+                await stop.requested.wait()
+                broker.drain(answer_parked=config.server.drain_parked is DrainParked.ANSWER)
+                drain.set()
+            services.cancel_scope.cancel()
+
+
+async def _run_http(
+    config: Config,
+    broker: Broker,
+    drain: trio.Event,
+    task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    limits = HttpLimits(
+        max_body=config.server.max_body_bytes,
+        header_seconds=config.server.header_timeout_ms / 1000,
+        keep_alive_seconds=config.server.keep_alive_ms / 1000,
+    )
+    tls = None
+    if config.server.tls_cert is not None and config.server.tls_key is not None:
+        tls = http_server.TlsFiles(config.server.tls_cert, config.server.tls_key)
+    try:
+        listeners = await bind_listeners(config.server.bind_addr, config.server.port)
+    except OSError as error:
+        raise QueenError(
+            f"can't listen on {config.server.bind_addr}:{config.server.port}: {error.strerror}"
+        ) from error
+    await http_server.serve(
+        App(broker),
+        listeners,
+        limits,
+        server=config.server.http_server,
+        tls=tls,
+        drain=drain,
+        drain_seconds=max(config.server.shutdown_timeout_ms / 1000 - AFTER_HTTP_SECONDS, 1.0),
+        task_status=task_status,
+    )
+
+
+async def _run_mesh() -> None:
+    """Serve the mesh; with no peers there is nothing to do."""
+
+
+async def _run_jobs() -> None:
+    """Run the background jobs; there are none yet."""
+
+
+@asynccontextmanager
+async def _open_postgres(config: Config) -> AsyncIterator[ConnectionSettings]:
+    """Yield how to reach PostgreSQL: a private one while the block runs, or that of PG_*."""
+    postgres = config.postgres
+    if not postgres.embedded:
+        yield ConnectionSettings(
+            host=str(postgres.host),
+            port=postgres.port,
+            user=postgres.user,
+            password=postgres.password,
+            database=postgres.database,
+            use_ssl=postgres.use_ssl,
+            ssl_root_cert=None if postgres.ssl_root_cert is None else str(postgres.ssl_root_cert),
+            ssl_reject_unauthorized=postgres.ssl_reject_unauthorized,
+            statement_timeout_ms=postgres.stmt_timeout_ms,
+            server_id=config.sync.server_id,
+        )
+        return
+    data_dir = postgres.data_dir
+    if data_dir == PostgresConfig().data_dir:
+        data_dir = default_data_dir(data_dir)
+    async with open_embedded(data_dir, binaries=postgres.bin_dir) as embedded:
+        yield ConnectionSettings(
+            host=str(embedded.host),
+            port=embedded.port,
+            user=embedded.user,
+            database=embedded.database,
+            statement_timeout_ms=postgres.stmt_timeout_ms,
+            server_id=config.sync.server_id,
+        )
+
+
+async def _prepare_schema(config: Config, settings: ConnectionSettings) -> None:
+    """Apply or check the schema, waiting for a PostgreSQL that isn't there yet (spec 8.23)."""
+    prepare = apply_schema if config.postgres.apply_schema else check_schema
+    backoff = BOOT_BACKOFF_FIRST_SECONDS
+    while True:
+        try:
+            version = await prepare(settings)
+        except DatabaseUnavailable as error:
+            log.warning("postgres not reachable yet", error=str(error), again_in=round(backoff, 2))
+        else:
+            log.info("schema ready", version=version)
+            return
+        await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
+        backoff = min(backoff * 2, BOOT_BACKOFF_MAX_SECONDS)
+
+
+def _refuse_what_is_missing(config: Config) -> None:
+    """A setting that asks for protection must not be accepted and then ignored."""
+    if config.auth.enabled:
+        raise QueenError("JWT_ENABLED is set, but this version has no authentication yet")
+    if config.security.encryption_key is not None:
+        raise QueenError("QUEEN_ENCRYPTION_KEY is set, but this version can't encrypt yet")

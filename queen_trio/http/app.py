@@ -1,0 +1,133 @@
+"""The ASGI application: from a request to its handler and back. The route table is at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import trio
+
+from queen_trio.errors import ClientError
+
+from . import ack, pop, push, queues, status
+from .message import Handler, Request, Response
+from .problems import answer_error, problem
+
+if TYPE_CHECKING:
+    from queen_trio.broker import Broker
+
+    from .lean import Receive, Scope, Send
+
+# What is left to do for an answer that could not be delivered: giving a claim back.
+UNDELIVERED_SECONDS: Final = 5.0
+
+
+class App:
+    """Routes requests of one broker; one broad `except` here is the request's boundary."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request (ASGI 3)."""
+        if scope["type"] != "http":
+            return
+        message = await receive()
+        if message["type"] != "http.request":
+            return
+        body = message["body"]
+        while message.get("more_body"):
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message["body"]
+        response = await self._respond(scope, receive, body)
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": response.status,
+                    "headers": _headers(response),
+                }
+            )
+            await send({"type": "http.response.body", "body": response.body})
+        except OSError:
+            if response.undelivered is not None:
+                with trio.CancelScope(
+                    shield=True, deadline=trio.current_time() + UNDELIVERED_SECONDS
+                ):
+                    await response.undelivered()
+            raise
+
+    async def _respond(self, scope: Scope, receive: Receive, body: bytes) -> Response:
+        what = "request failed"
+        try:
+            route, path = _match(scope)
+            if route is None:
+                return problem(404, f"no such route: {scope['path']}", "no_such_route")
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            handler = route.get(method)
+            if handler is None:
+                allowed = ", ".join(sorted(route | ({"HEAD": None} if "GET" in route else {})))
+                answer = problem(405, f"{scope['method']} is not allowed here, only {allowed}")
+                return Response(405, answer.body, (*answer.headers, (b"allow", allowed.encode())))
+            what = f"{handler.__name__} failed".replace("_", " ")
+            return await handler(self._broker, Request(scope, receive, body, path))  # type: ignore[no-any-return]
+        except Exception as error:  # the request's boundary
+            return answer_error(error, what)
+
+
+def _headers(response: Response) -> list[tuple[bytes, bytes]]:
+    headers = list(response.headers)
+    if response.status != 204:
+        headers.append((b"content-length", b"%d" % len(response.body)))
+    return headers
+
+
+_Methods = dict[str, Handler]
+
+
+def _match(scope: Scope) -> tuple[_Methods | None, tuple[str, ...]]:
+    """Find the methods of a path, and its variable segments, each decoded: a name may hold %2F."""
+    raw: bytes = scope["raw_path"]
+    if raw in _FIXED:
+        return _FIXED[raw], ()
+    segments = raw.split(b"/")
+    for pattern, methods in _VARIABLE.get(len(segments), ()):
+        if all(want is None or want == got for want, got in zip(pattern, segments, strict=True)):
+            return methods, tuple(
+                _decode(got) for want, got in zip(pattern, segments, strict=True) if want is None
+            )
+    return None, ()
+
+
+def _decode(segment: bytes) -> str:
+    try:
+        return unquote(segment.decode("ascii"), errors="strict")
+    except UnicodeDecodeError:
+        raise ClientError(f"the path segment {segment!r} is not valid UTF-8") from None
+
+
+_ROUTES: Final[dict[str, dict[str, Any]]] = {
+    "/health": {"GET": status.health},
+    "/status": {"GET": status.alive},
+    "/metrics": {"GET": status.metrics},
+    "/api/v1/status": {"GET": status.status},
+    "/api/v1/push": {"POST": push.push},
+    "/api/v1/pop": {"GET": pop.pop_discover},
+    "/api/v1/pop/queue/:queue": {"GET": pop.pop_queue},
+    "/api/v1/pop/queue/:queue/partition/:partition": {"GET": pop.pop_partition},
+    "/api/v1/ack": {"POST": ack.ack},
+    "/api/v1/ack/batch": {"POST": ack.ack_batch},
+    "/api/v1/lease/:leaseId/extend": {"POST": ack.extend},
+    "/api/v1/configure": {"POST": queues.configure},
+    "/api/v1/resources/queues": {"GET": queues.list_queues},
+    "/api/v1/resources/queues/:queue": {"GET": queues.show_queue, "DELETE": queues.delete_queue},
+}
+
+_FIXED: Final = {path.encode(): methods for path, methods in _ROUTES.items() if ":" not in path}
+_VARIABLE: Final[dict[int, list[tuple[tuple[bytes | None, ...], _Methods]]]] = {}
+for _path, _methods in _ROUTES.items():
+    if ":" in _path:
+        _pattern = tuple(None if part[:1] == ":" else part.encode() for part in _path.split("/"))
+        _VARIABLE.setdefault(len(_pattern), []).append((_pattern, _methods))

@@ -1,0 +1,91 @@
+"""GET /health, /status, /api/v1/status and /metrics: does it serve, and what does it do."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+import trio
+from attrs import asdict
+
+from queen_trio.errors import DatabaseError
+
+from .codec import json_response
+
+if TYPE_CHECKING:
+    from queen_trio.broker import Broker
+
+    from .message import Request, Response
+
+VERSION: Final = version("queen-trio")
+ENGINE: Final = "queen-trio"
+# A probe's own time-out is a second or more; an answer that comes later is a "no" anyway.
+HEALTH_SECONDS: Final = 3.0
+
+
+async def health(broker: Broker, request: Request) -> Response:
+    """Say whether requests can be served: a pooled connection, a real query (seeds: probes)."""
+    postgres = None
+    reason = None
+    if broker.draining:
+        reason = "the broker is stopping"
+    else:
+        try:
+            with trio.move_on_after(HEALTH_SECONDS):
+                postgres = await broker.store.ping(HEALTH_SECONDS)
+        except DatabaseError as error:
+            reason = str(error)
+    healthy = postgres is not None
+    body = {
+        "status": "healthy" if healthy else "unhealthy",
+        "database": "connected" if healthy else "unknown" if broker.draining else "disconnected",
+        "engine": ENGINE,
+        "version": VERSION,
+    }
+    if healthy:
+        body["postgres"] = str(postgres)
+    else:
+        body["error"] = reason or f"no answer within {HEALTH_SECONDS:g} s"
+    return json_response(body, 200 if healthy else 503)
+
+
+async def alive(broker: Broker, request: Request) -> Response:
+    """Say that the process answers; asks no database."""
+    return json_response(
+        {
+            "status": "draining" if broker.draining else "alive",
+            "serverId": broker.config.sync.server_id,
+            "engine": ENGINE,
+            "version": VERSION,
+        }
+    )
+
+
+async def status(broker: Broker, request: Request) -> Response:
+    """Sum up queues and messages, and how this broker does."""
+    queues = await broker.queues.list_all()
+    return json_response(
+        {
+            "serverId": broker.config.sync.server_id,
+            "engine": ENGINE,
+            "version": VERSION,
+            "queues": len(queues),
+            "partitions": sum(queue.partitions for queue in queues),
+            "messages": {
+                "total": sum(queue.total for queue in queues),
+                "pending": sum(queue.pending for queue in queues),
+                "processing": sum(queue.processing for queue in queues),
+            },
+        }
+    )
+
+
+async def metrics(broker: Broker, request: Request) -> Response:
+    """Show this process's gauges as JSON."""
+    return json_response(
+        {
+            "serverId": broker.config.sync.server_id,
+            "pool": asdict(broker.store.pool.statistics()),
+            "wakeups": asdict(broker.wakeups.statistics()),
+        }
+    )

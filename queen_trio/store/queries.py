@@ -1,0 +1,263 @@
+"""The statements of the hot and cold paths, and the rows they give back.
+
+Each statement calls one function of sql/functions; what a function means is written there. Rows are
+named tuples in the function's column order: nothing is copied between the driver and the use-case.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from .connection import Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from .pool import Pool
+
+DEFAULT_TENANT: Final = UUID("00000000-0000-0000-0000-000000000001")
+# "None of these ids occurs in any partition": ids that this broker has just generated.
+VERIFIED_EVERYWHERE: Final = 2**63 - 1
+NOTHING_VERIFIED: Final = -1
+
+_PUSH = Statement(
+    "push",
+    "SELECT ord, partition_id, base_offset, created_at, duplicate_at, duplicate_of"
+    " FROM queen.push_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+)
+_SEGMENTS_AT = Statement(
+    "segments_at",
+    "SELECT message_offset, base_offset, created_at, blob FROM queen.segments_at_v1($1, $2)",
+)
+_POP = Statement(
+    "pop",
+    "SELECT partition_id, partition_name, queue_name, committed, batch_end, delivery_attempt,"
+    " base_offset, created_at, blob"
+    " FROM queen.pop_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
+)
+_PROBE = Statement("probe", "SELECT ord, available FROM queen.probe_v1($1, $2, $3, $4, $5, $6, $7)")
+_ACK = Statement(
+    "ack",
+    "SELECT ord, verdicts, lease_released, needs_payload, more_in_queue, more_in_partition"
+    " FROM queen.ack_v1($1, $2, $3, $4, $5, $6::text::jsonb)",
+)
+_EXTEND = Statement("extend", "SELECT renewed, expires_at FROM queen.extend_v1($1, $2)")
+_RELEASE = Statement("release", "SELECT queen.release_v1($1)")
+_CONFIGURE = Statement(
+    "configure",
+    "SELECT to_jsonb(q)::text FROM queen.configure_v1($1, $2, $3, $4, $5::text::jsonb, $6) q",
+)
+_DELETE_QUEUE = Statement("delete_queue", "SELECT queen.delete_queue_v1($1, $2)")
+_LIST_QUEUES = Statement(
+    "list_queues",
+    "SELECT id, name, namespace, task, created_at, partitions, total, pending, processing"
+    " FROM queen.list_queues_v1($1, $2)",
+)
+_LIST_PARTITIONS = Statement(
+    "list_partitions",
+    "SELECT id, name, created_at, last_offset, log_start, total, pending, processing, last_write_at"
+    " FROM queen.list_partitions_v1($1, $2)",
+)
+_QUEUE_OPTIONS = Statement(
+    "queue_options",
+    "SELECT to_jsonb(q)::text FROM queen.queues q WHERE q.tenant_id = $1 AND q.name = $2",
+)
+_PING = Statement("ping", "SELECT current_setting('server_version')")
+
+
+class PushRow(NamedTuple):
+    """One segment of a bundle: committed at `base_offset`, or with duplicates and not written."""
+
+    ord: int
+    partition_id: UUID
+    base_offset: int | None
+    created_at: datetime | None
+    duplicate_at: list[int] | None
+    duplicate_of: list[int] | None
+
+
+class OriginalRow(NamedTuple):
+    """The segment that holds one offset."""
+
+    message_offset: int
+    base_offset: int
+    created_at: datetime
+    blob: bytes
+
+
+class PopRow(NamedTuple):
+    """One segment of a claim; the claim of its partition ends at its last row's `batch_end`."""
+
+    partition_id: UUID
+    partition_name: str
+    queue_name: str
+    committed: int
+    batch_end: int
+    delivery_attempt: int
+    base_offset: int
+    created_at: datetime
+    blob: bytes
+
+
+class AckRow(NamedTuple):
+    """What became of one target; `verdicts` has one letter an item, see sql/functions/040_ack."""
+
+    ord: int
+    verdicts: str | None
+    lease_released: bool
+    needs_payload: int | None
+    more_in_queue: str | None
+    more_in_partition: str | None
+
+
+class QueueRow(NamedTuple):
+    id: UUID
+    name: str
+    namespace: str
+    task: str
+    created_at: datetime
+    partitions: int
+    total: int
+    pending: int
+    processing: int
+
+
+class PartitionRow(NamedTuple):
+    id: UUID
+    name: str
+    created_at: datetime
+    last_offset: int
+    log_start: int
+    total: int
+    pending: int
+    processing: int
+    last_write_at: datetime | None
+
+
+class Store:
+    """The queries of one tenant over a pool; every method may raise what `Pool.fetch` raises."""
+
+    def __init__(self, pool: Pool, tenant: UUID = DEFAULT_TENANT) -> None:
+        self.pool = pool
+        self.tenant = tenant
+
+    async def push(
+        self,
+        queues: Sequence[str],
+        partitions: Sequence[str],
+        counts: Sequence[int],
+        raw_bytes: Sequence[int],
+        hashes: Sequence[bytes],
+        blobs: Sequence[bytes],
+        verified: Sequence[int],
+        verified_in: Sequence[UUID | None],
+        verified_since: Sequence[datetime | None],
+    ) -> list[PushRow]:
+        """Commit a bundle; arguments are aligned, one element a segment (different partitions)."""
+        rows = await self.pool.fetch(
+            _PUSH, self.tenant, queues, partitions, counts, raw_bytes, hashes, blobs, verified,
+            verified_in, verified_since,
+        )  # fmt: skip
+        return [PushRow(*row) for row in rows]
+
+    async def segments_at(self, partition_id: UUID, offsets: Sequence[int]) -> list[OriginalRow]:
+        """Read the segments that hold these offsets; what retention removed has no row."""
+        rows = await self.pool.fetch(_SEGMENTS_AT, partition_id, offsets)
+        return [OriginalRow(*row) for row in rows]
+
+    async def pop(
+        self,
+        queue: str | None,
+        partition: str | None,
+        namespace: str,
+        task: str,
+        group: str,
+        batch: int,
+        partitions: int | None,
+        lease_seconds: int | None,
+        auto_ack: bool,
+        lease_id: str,
+        mode: str,
+        since: datetime | None,
+        waited_ms: int,
+        max_bytes: int,
+    ) -> list[PopRow]:
+        """Claim messages; no rows mean that there is nothing to take now."""
+        rows = await self.pool.fetch(
+            _POP, self.tenant, queue, partition, namespace, task, group, batch, partitions,
+            lease_seconds, auto_ack, lease_id, mode, since, waited_ms, max_bytes,
+        )  # fmt: skip
+        return [PopRow(*row) for row in rows]
+
+    async def probe(
+        self,
+        queues: Sequence[str | None],
+        partitions: Sequence[str | None],
+        namespaces: Sequence[str],
+        tasks: Sequence[str],
+        groups: Sequence[str],
+        limits: Sequence[int],
+    ) -> list[tuple[int, int]]:
+        """Count the partitions that would serve each parked pop: (1-based position, count > 0)."""
+        rows: list[Any] = await self.pool.fetch(
+            _PROBE, self.tenant, queues, partitions, namespaces, tasks, groups, limits
+        )
+        return rows
+
+    async def ack(
+        self,
+        partition_ids: Sequence[UUID],
+        groups: Sequence[str],
+        leases: Sequence[str],
+        hashes: Sequence[bytes],
+        statuses: Sequence[str],
+        letters: str,
+    ) -> list[AckRow]:
+        """Apply targets in their order, in one transaction; `letters` is a JSON array."""
+        rows = await self.pool.fetch(_ACK, partition_ids, groups, leases, hashes, statuses, letters)
+        return [AckRow(*row) for row in rows]
+
+    async def extend(self, lease_id: str, seconds: int) -> tuple[int, datetime | None]:
+        """Extend a lease; returns how many rows were live, and the earliest new expiry."""
+        [(renewed, expires_at)] = await self.pool.fetch(_EXTEND, lease_id, seconds)
+        return renewed, expires_at
+
+    async def release(self, lease_id: str) -> int:
+        """Give an undelivered claim back; returns how many partitions it held."""
+        [(count,)] = await self.pool.fetch(_RELEASE, lease_id)
+        return int(count)
+
+    async def configure(
+        self, name: str, namespace: str | None, task: str | None, options: str, replace: bool
+    ) -> str:
+        """Create or change a queue; `options` and the returned row are JSON objects by column."""
+        [(row,)] = await self.pool.fetch(
+            _CONFIGURE, self.tenant, name, namespace, task, options, replace
+        )
+        return str(row)
+
+    async def delete_queue(self, name: str) -> bool:
+        """Delete a queue and all that hangs on it; False when there was none."""
+        [(deleted,)] = await self.pool.fetch(_DELETE_QUEUE, self.tenant, name)
+        return bool(deleted)
+
+    async def list_queues(self, name: str | None = None) -> list[QueueRow]:
+        """List all queues, or the one of that name, with their counts."""
+        return [QueueRow(*row) for row in await self.pool.fetch(_LIST_QUEUES, self.tenant, name)]
+
+    async def list_partitions(self, queue: str) -> list[PartitionRow]:
+        """List the partitions of one queue with their counts."""
+        rows = await self.pool.fetch(_LIST_PARTITIONS, self.tenant, queue)
+        return [PartitionRow(*row) for row in rows]
+
+    async def queue_options(self, name: str) -> str | None:
+        """Read a queue's row as a JSON object by column; None when there is none."""
+        rows = await self.pool.fetch(_QUEUE_OPTIONS, self.tenant, name)
+        return str(rows[0][0]) if rows else None
+
+    async def ping(self, deadline_seconds: float) -> str:
+        """Run a real query on a pooled connection and return the server's version."""
+        [(version,)] = await self.pool.fetch(_PING, deadline_seconds=deadline_seconds)
+        return str(version)

@@ -1,0 +1,44 @@
+"""Restart policy of the child nurseries (spec 4, "Supervision and chaos").
+
+The mesh or the jobs dying costs latency only: they are started again, with backoff. This is the
+fourth and last place with a broad `except`; http has no such net, its death ends the process.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+log = structlog.get_logger(__name__)
+
+BACKOFF_FIRST_SECONDS: Final = 0.25
+BACKOFF_MAX_SECONDS: Final = 30.0
+# Whoever ran this long before it died has not crashed in a loop.
+HEALTHY_SECONDS: Final = 60.0
+
+
+async def supervise(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run `run` again and again until it returns or we are cancelled.
+
+    A crash is logged with its traceback; the next start waits 250 ms, doubling to 30 s, jittered,
+    and from the beginning after a minute of health.
+    """
+    backoff = BACKOFF_FIRST_SECONDS
+    while True:
+        started = trio.current_time()
+        try:
+            await run()
+        except Exception:  # the supervisor's boundary
+            if trio.current_time() - started >= HEALTHY_SECONDS:
+                backoff = BACKOFF_FIRST_SECONDS
+            log.exception("nursery crashed, restarting", nursery=name, in_seconds=round(backoff, 3))
+        else:
+            return
+        await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
+        backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
