@@ -47,12 +47,18 @@ DEFAULTS: Mapping[str, str] = {
     "max_wal_size": "256MB",
 }
 
-# Lives as long as the server; when the test process closes the pipe on standard input, it asks for
-# a fast shutdown. Again and again, because a server that is still starting up ignores the signal.
+# Lives as long as the server. When the test process closes the pipe on standard input, it asks for
+# a fast shutdown, again and again, because a server that is still starting up ignores the signal.
+# A pipe that ends without a word means that the test process was killed: nobody wants the data.
 SUPERVISOR = """
+directory=$1; shift
 exec 3<&0
 "$@" </dev/null 3<&- & server=$!
-{ while read -r _; do :; done; while kill -INT "$server" 2>/dev/null; do sleep 0.1; done; } <&3 &
+{
+    read -r goodbye
+    while kill -INT "$server" 2>/dev/null; do sleep 0.1; done
+    [ -n "$goodbye" ] || rm -rf "$directory"
+} <&3 &
 wait "$server"
 """
 
@@ -157,7 +163,7 @@ class Cluster:
             arguments += ["-c", f"{name}={value}"]
         with self.log.open("ab") as log:
             self._supervisor = subprocess.Popen(
-                ["/bin/sh", "-c", SUPERVISOR, "sh", *arguments],
+                ["/bin/sh", "-c", SUPERVISOR, "sh", str(self.directory), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -176,6 +182,7 @@ class Cluster:
         if self._supervisor is None:
             return
         assert self._supervisor.stdin is not None
+        self._supervisor.stdin.write(b"goodbye\n")
         self._supervisor.stdin.close()
         self._supervisor.wait(STOP_SECONDS)
         self._supervisor = None

@@ -15,6 +15,7 @@ costs the connection.
 from __future__ import annotations
 
 import select
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -297,11 +298,11 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
                 # Swallowed on purpose: the late shield, see the module's docstring.
                 cancelled = error
         if cancelled is None:  # waiting for notifications is no statement and has no deadline
-            return await self._drive(gen)
+            return await self._drive(gen, Ready.NONE)
         if statement.cancel_called:
             return await self._cancel_on_server(gen, seconds)
         with self.grace.shield():
-            return await self._drive(gen)
+            return await self._drive(gen, Ready.NONE)
         self.close_nowait()  # mute past GRACE: the outcome is unknown, which Cancelled conveys
         raise cancelled
 
@@ -309,8 +310,9 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         """Stop an overdue statement; its result counts if it finished before the cancel came."""
         with self.grace.shield(CANCEL_SECONDS):
             try:
-                await self.cancel_safe(timeout=CANCEL_SECONDS)
-                return await self._drive(gen)
+                with suppress(OperationalError):  # whether it got through, the answer tells
+                    await self.cancel_safe(timeout=CANCEL_SECONDS)
+                return await self._drive(gen, Ready.NONE)
             except QueryCanceled:
                 raise QueryCanceled(
                     f"cancelled on the server after the deadline of {seconds:g} s"
@@ -320,14 +322,15 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             f"no answer within {seconds:g} s, nor to a cancel: connection closed"
         )
 
-    async def _drive(self, gen: PQGen[T]) -> T:
-        """Resume `gen` each time its socket is ready; it can be taken up again after Cancelled."""
+    async def _drive(self, gen: PQGen[T], ready: int | None = None) -> T:
+        """Resume `gen` each time its socket is ready.
+
+        A generator that was left at a wait is taken up again with `Ready.NONE`: it waits again.
+        """
         fileno = self.pgconn.socket
-        # The generator hasn't started, or yields the same wait again when nothing was ready.
-        ready = None
         try:
             while True:
-                wait = gen.send(ready)  # type: ignore[arg-type]
+                wait = gen.send(ready)  # type: ignore[arg-type]  # None starts it
                 ready = await _wait_ready(fileno, wait)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
@@ -452,9 +455,13 @@ async def _wait_ready(fileno: int, wait: Wait) -> int:
         ready |= side
         nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_side, Ready.R)
-        nursery.start_soon(wait_side, Ready.W)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_side, Ready.R)
+            nursery.start_soon(wait_side, Ready.W)
+    except BaseExceptionGroup as group:
+        # To the caller this is one wait: both sides were cancelled, or lost the socket, at once.
+        raise group.exceptions[0] from None
     return ready
 
 

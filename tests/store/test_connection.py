@@ -37,6 +37,7 @@ ECHO = Statement(
 )
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.UTC)
 SLEEP = Statement("sleep", "SELECT pg_sleep($1::float8)::text")
+LENGTH = Statement("length", "SELECT length($1::bytea)")
 INSERT = Statement("insert", "INSERT INTO kept VALUES ($1::bigint)")
 
 
@@ -199,6 +200,36 @@ async def test_cancelled_while_running_gets_the_result(conn: TrioConnection) -> 
         pytest.fail("the next checkpoint raises")
     assert scope.cancelled_caught
     assert conn.reusable
+
+
+async def test_cancelled_while_sending_gets_the_result(conn: TrioConnection) -> None:
+    await conn.fetch(LENGTH, b"")
+    lengths = []
+
+    async def send() -> None:
+        lengths.append(await conn.fetch(LENGTH, bytes(30_000_000)))
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            with mute(backend(conn)):  # the socket's buffer fills, and the rest must wait
+                nursery.start_soon(send)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+    assert lengths == [[(30_000_000,)]]
+    assert conn.reusable
+
+
+async def test_close_while_sending(conn: TrioConnection) -> None:
+    async def send() -> None:
+        with pytest.raises(DatabaseUnavailable, match="closed"):
+            await conn.fetch(LENGTH, bytes(30_000_000))
+
+    await conn.fetch(LENGTH, b"")
+    with trio.fail_after(10), mute(backend(conn)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            conn.close_nowait()
 
 
 async def test_acknowledged_is_stored_under_random_cancels(conn: TrioConnection) -> None:

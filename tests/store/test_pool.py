@@ -130,19 +130,19 @@ async def test_acquire_is_a_point_of_cancellation(pool: Pool) -> None:
 
 
 async def test_cancelled_in_the_moment_of_the_handover(settings: ConnectionSettings) -> None:
+    async def hand_over_and_cancel(task_status: trio.TaskStatus[None]) -> None:
+        async with pool.acquire():
+            task_status.started()
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()  # wakes the waiter, and before it runs it is handed the connection
+
     async with open_pool(settings, 1) as pool, trio.open_nursery() as nursery:
-        release = await hold(pool, 1, nursery)
+        await nursery.start(hand_over_and_cancel)
         with trio.CancelScope() as scope:
-
-            async def hand_over_and_cancel() -> None:
-                await trio.testing.wait_all_tasks_blocked()
-                scope.cancel()  # the waiter is woken by this …
-                release()  # … and handed the connection before it runs
-                await wait_until(lambda: pool.statistics().idle == 1)
-
-            nursery.start_soon(hand_over_and_cancel)
             await pool.fetch(ONE)
-    assert scope.cancelled_caught
+        assert scope.cancelled_caught
+        assert pool.statistics().idle == 1
+        assert pool.statistics().in_use == 0
 
 
 async def test_nothing_leaks_under_random_cancels(settings: ConnectionSettings) -> None:
