@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pwd
@@ -60,8 +61,10 @@ class Account:
             os.chown(path, self.uid, self.gid)
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a quick program as the account and return its output; raises `EmbeddedError` only
-        where we may not change to the account, OSError where there is nothing to execute.
+        """Run a quick program as the account and return how it ended and what it printed.
+
+        Raises `EmbeddedError` where we may not change to the account or the program hangs, OSError
+        where the account can't execute it.
         """
         try:
             return subprocess.run(  # noqa: S603 - programs found by us, no shell
@@ -74,6 +77,14 @@ class Account:
                 check=False,
                 **self.popen_options(),
             )
+        except PermissionError as error:
+            if error.errno != errno.EPERM:  # EACCES is about the program
+                raise
+            raise EmbeddedError(
+                "PostgreSQL refuses to run as root, and this root may not change to the account "
+                f"{self.name} (a container without the capability SETUID?): start the broker as "
+                "an ordinary user, or set PG_HOST to an existing server"
+            ) from error
         except subprocess.SubprocessError as error:
             raise EmbeddedError(f"running {command[0]} as {self.name}: {error}") from error
 

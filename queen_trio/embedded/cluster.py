@@ -68,7 +68,13 @@ class Cluster:
 
     @classmethod
     def at(cls, data_dir: Path) -> Cluster:
-        """The layout below `data_dir`, which may be relative: the server works elsewhere."""
+        """The layout below `data_dir`, which may be relative: the server works elsewhere.
+
+        Raises `EmbeddedError` for a name with a line break, with which postmaster.pid is unreadable
+        even to PostgreSQL.
+        """
+        if "\n" in str(data_dir):
+            raise EmbeddedError(f"{str(data_dir)!r}, the data directory, has a line break")
         return cls(data_dir.absolute())
 
     @property
@@ -137,7 +143,7 @@ class Cluster:
     def read_pid_file(self) -> PidFile | None:
         """What postmaster.pid says, or None where it is absent or half-written."""
         try:
-            lines = (self.pgdata / "postmaster.pid").read_text(errors="replace").splitlines()
+            lines = (self.pgdata / "postmaster.pid").read_text(errors="replace").split("\n")
             return PidFile(pid=int(lines[0]), status=lines[7].strip() if len(lines) > 7 else "")
         except (OSError, ValueError, IndexError):
             return None

@@ -41,9 +41,9 @@ async def open_embedded(
         try:
             cluster.make(as_root=os.geteuid() == 0)
             stack.callback(os.close, await locks.acquire_daemon_lock(cluster.daemon_lock))
+            server = await trio.to_thread.run_sync(_plan, cluster, binaries, dict(settings or {}))
         except OSError as error:
             raise EmbeddedError(f"can't use the data directory {data_dir}: {error}") from error
-        server = await trio.to_thread.run_sync(_plan, cluster, binaries, dict(settings or {}))
         stack.push_async_callback(server.stop)
         embedded = await server.start()
         async with _open_bare_nursery() as nursery:
@@ -69,10 +69,13 @@ def _plan(cluster: Cluster, setting: Path | None, settings: dict[str, str]) -> S
 @contextlib.asynccontextmanager
 async def _open_bare_nursery() -> AsyncIterator[trio.Nursery]:
     """A nursery whose only fault, the body's or the child's, comes out as itself."""
+    only: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
             yield nursery
     except BaseExceptionGroup as group:
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
+        if len(group.exceptions) != 1:
+            raise
+        only = group.exceptions[0]
+    if only is not None:
+        raise only  # out here, where it keeps its own cause and context

@@ -20,7 +20,7 @@ from queen_trio.embedded.account import choose_account
 from queen_trio.embedded.binaries import find_binaries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from queen_trio.embedded import Embedded
 
@@ -94,9 +94,9 @@ def start_broker() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `broker.py` with the given arguments; killed at the end if it still runs."""
     children: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    def start(*arguments: str | Path, under: Sequence[str] = ()) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, str(BROKER), *map(str, arguments)],
+            [*under, sys.executable, str(BROKER), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -109,3 +109,10 @@ def start_broker() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         with child:
             if child.poll() is None:
                 os.kill(child.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def as_root() -> None:
+    """For what only root meets: changing accounts."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to change accounts")

@@ -1,5 +1,7 @@
 """What remains when the broker, the server or its shell is killed."""
 
+# ruff: noqa: ASYNC240 - a look at a local file may block a test
+
 from __future__ import annotations
 
 import os

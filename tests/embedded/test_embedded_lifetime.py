@@ -1,5 +1,7 @@
 """Start, use, stop, refuse: the private PostgreSQL on its good days."""
 
+# ruff: noqa: ASYNC240 - a look at a local file may block a test
+
 from __future__ import annotations
 
 import os
@@ -124,10 +126,17 @@ async def test_a_server_that_refuses_its_settings_is_reported_with_its_log(place
 
 
 async def test_a_fault_of_the_body_comes_out_as_itself(place):
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as caught:
         async with open_embedded(place / "data"):
-            raise ZeroDivisionError
+            raise ZeroDivisionError from KeyError("its cause")
+    assert isinstance(caught.value.__cause__, KeyError)
     assert not held(place / "data")
+
+
+async def test_a_path_that_no_pid_file_can_hold_is_refused(place):
+    with pytest.raises(EmbeddedError, match="line break"):
+        async with open_embedded(place / "line\nbreak"):
+            pass
 
 
 async def test_cancelling_the_body_stops_the_server(place):
@@ -214,7 +223,9 @@ async def test_a_large_log_is_set_aside(place, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["x" * 120, "a,b", "with space", 'quo"te', "per%cent", "ümläut"], ids=lambda n: n[:10]
+    "name",
+    ["x" * 120, "a,b", "with space", "sepa\u2028rator", 'quo"te', "per%cent", "ümläut"],
+    ids=lambda n: n[:10],
 )
 async def test_odd_paths(place, name, sql):
     async with open_embedded(place / name) as embedded:

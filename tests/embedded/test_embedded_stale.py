@@ -1,5 +1,7 @@
 """Files that an earlier server, or someone else, left in the data directory."""
 
+# ruff: noqa: ASYNC240 - a look at a local file may block a test
+
 from __future__ import annotations
 
 import os
@@ -107,13 +109,13 @@ async def test_something_else_in_the_data_s_place_is_left_alone(place):
     assert precious.read_text() == "words"
 
 
-async def test_a_failed_initdb_says_why_and_the_next_works(place, tmp_path, programs, sql):
+async def test_a_failed_initdb_says_why_and_the_next_works(place, programs, sql):
     broken = place / "broken"
     broken.mkdir()
     (broken / "postgres").symlink_to(programs / "postgres")
     (broken / "initdb").write_text("#!/bin/sh\necho no room on the disk >&2\nexit 1\n")
     (broken / "initdb").chmod(0o755)
-    with pytest.raises(EmbeddedError, match="initdb ended with status 1.*no room on the disk"):
+    with pytest.raises(EmbeddedError, match=r"initdb ended with status 1.*no room on the disk"):
         async with open_embedded(place / "data", binaries=broken):
             pass
     assert not os.path.lexists(place / "data" / "postgres")
