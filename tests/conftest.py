@@ -10,6 +10,7 @@ import trio
 
 from queen_trio.store.migrate import apply_schema
 from queen_trio.store.pool import Pool, open_pool
+from tests.brokers import LiveBroker, postgres_environment, running_broker
 from tests.cluster import Cluster, running_cluster
 
 if TYPE_CHECKING:
@@ -83,3 +84,19 @@ async def pool(settings: ConnectionSettings) -> AsyncIterator[Pool]:
     """A pool of up to 10 connections to `database`."""
     async with open_pool(settings, 10) as pool:
         yield pool
+
+
+@pytest.fixture
+def broker(settings: ConnectionSettings) -> Iterator[LiveBroker]:
+    """A broker process of the test's own (about 0.7 s), on a database of its own."""
+    with running_broker(postgres_environment(settings)) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def shared_broker(cluster: Cluster, template: str) -> Iterator[LiveBroker]:
+    """One broker for the session, for tests that keep to queues with names of their own."""
+    name = "shared"
+    cluster.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {STRATEGY}")
+    with running_broker(postgres_environment(cluster.settings(name))) as broker:
+        yield broker
