@@ -14,6 +14,7 @@ costs the connection.
 
 from __future__ import annotations
 
+import itertools
 import select
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -78,6 +79,7 @@ class Statement:
 
     Parameters are `$1`, `$2` …; the server infers their types, so cast where that is ambiguous.
     Prefer `bigint` to `integer`: psycopg cuts an oversized value for an `integer` without a word.
+    Pass JSON as `text` and cast it: psycopg would encode a `json` parameter once more.
     """
 
     name: str
@@ -156,18 +158,23 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         self._poll = select.poll()
         self._poll.register(pgconn.socket, select.POLLIN)
         self._statements: dict[Statement, _Prepared] = {}
+        # A name is never used twice, even if its first preparation was cut short.
+        self._numbers = itertools.count()
         self._doomed = False
 
-    async def _set_up_session(self) -> None:
+    async def _set_up_session(self, settings: ConnectionSettings, grace: Grace) -> None:
+        self.settings = settings
+        self.grace = Grace(0)  # nothing to acknowledge yet: a cancelled attempt ends at once
         self._autocommit = True
         # Cursors never prepare: psycopg answers some statements with DEALLOCATE ALL, which would
         # take the prepared statements of `fetch` away too.
         self.prepare_threshold = None
         try:
-            await super().execute(self.settings.session_sql())
+            await super().execute(settings.session_sql())
         except BaseException:
             self.close_nowait()
             raise
+        self.grace = grace
 
     # -- statements ------------------------------------------------------------------------
 
@@ -179,7 +186,8 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         Raises `DatabaseUnavailable` for what may succeed later (a lost connection and a passed
         deadline included: the outcome is then unknown), `StatementLost` when it certainly didn't
         run, `DatabaseError` for the rest. A task already cancelled sends nothing; one cancelled
-        later gets the rows (see "late shield" above).
+        later gets the rows (see "late shield" above). `deadline_seconds` shortens the deadline of
+        the settings; a longer one is cut by the server's own limit.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
@@ -226,7 +234,7 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             transformer.set_pgresult(None, set_loaders=False)  # rows hold copies: free libpq's
 
     def _prepare_gen(self, statement: Statement) -> PQGen[_Prepared]:
-        name = f"q{len(self._statements)}_{statement.name}"[:63].encode()
+        name = f"q{next(self._numbers)}_{statement.name}"[:63].encode()
         self.pgconn.send_prepare(name, statement.sql.encode())
         yield from self._result_gen()
         self.pgconn.send_describe_prepared(name)
@@ -364,9 +372,8 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     def close_nowait(self) -> None:
         """Close at once, without a word to the server; whoever waits on it gets an error."""
-        if self.closed:
-            return
-        trio.lowlevel.notify_closing(self.pgconn.socket)
+        if not self.closed:
+            trio.lowlevel.notify_closing(self.pgconn.socket)
         self._statements.clear()  # they refer back to the connection
         self._closed = True
         self.pgconn.finish()
@@ -391,9 +398,7 @@ async def connect(settings: ConnectionSettings, *, grace: Grace | None = None) -
     try:
         with trio.fail_after(settings.connect_timeout_seconds):
             connection = await _connect_to_any(settings)
-            connection.settings = settings
-            connection.grace = grace or Grace(settings.grace_seconds)
-            await connection._set_up_session()
+            await connection._set_up_session(settings, grace or Grace(settings.grace_seconds))
     except trio.TooSlowError:
         raise DatabaseUnavailable(
             f"{where}: no answer within {settings.connect_timeout_seconds:g} s"
@@ -415,16 +420,19 @@ async def _connect_to_any(settings: ConnectionSettings) -> TrioConnection:
             settings.host, settings.port, type=trio.socket.SOCK_STREAM
         )
         addresses = [str(entry[4][0]) for entry in found]
-    last_error: psycopg.Error | None = None
+    last_error = OperationalError("the host has no address")
     for address in addresses:
         gen = TrioConnection._connect_gen(make_conninfo("", hostaddr=address, **parameters))
         try:
-            return await _drive_connect(gen)
-        except psycopg.Error as error:
+            # A share each: an address that swallows packets must not use up the others' time.
+            with trio.move_on_after(settings.connect_timeout_seconds / len(addresses)):
+                return await _drive_connect(gen)
+            last_error = OperationalError(f"no answer from {address or settings.host}")
+        except OperationalError as error:
             last_error = error
         finally:
             gen.close()
-    raise last_error or OperationalError("the host has no address")
+    raise last_error
 
 
 async def _drive_connect(gen: PQGenConn[T]) -> T:

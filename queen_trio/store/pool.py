@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from queen_trio.store.settings import ConnectionSettings
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger()
 
 # How long a request waits for a connection: below the 30 s after which clients give up (spec 8.15).
 ACQUIRE_SECONDS: Final = 15.0
@@ -283,7 +283,7 @@ class Pool:
         self._retry_at = 0.0
         self._last_error = None
         self._opened_total += 1
-        if self._closed:  # cancelled while its session was set up, which the late shield finished
+        if self._closed:  # the attempt and the pool ended in the same moment
             self._close(connection)
         else:
             self._hand_out(connection)

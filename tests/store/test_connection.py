@@ -6,9 +6,10 @@ import datetime
 import os
 import random
 import signal
+import ssl
 import subprocess
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,6 +93,16 @@ async def test_rows_and_no_rows(conn: TrioConnection) -> None:
 async def test_two_statements_with_one_name(conn: TrioConnection) -> None:
     assert await conn.fetch(Statement("same", "SELECT 1")) == [(1,)]
     assert await conn.fetch(Statement("same", "SELECT 2")) == [(2,)]
+
+
+async def test_preparation_cut_short_is_repeated(conn: TrioConnection) -> None:
+    await conn.execute("CREATE TABLE locked ()")
+    count = Statement("count", "SELECT count(*) FROM locked")
+    async with await connect(conn.settings) as other, other.transaction():
+        await other.execute("LOCK TABLE locked")
+        with trio.fail_after(5), pytest.raises(DatabaseUnavailable, match="deadline"):
+            await conn.fetch(count, deadline_seconds=0.05)
+    assert await conn.fetch(count) == [(0,)]
 
 
 async def test_a_value_too_large_is_refused_by_the_client(conn: TrioConnection) -> None:
@@ -375,6 +386,23 @@ async def test_silent_listener_is_bounded(settings: ConnectionSettings) -> None:
             )
 
 
+async def test_server_gone_mute_after_login_is_bounded(
+    cluster: Cluster, database: str, nursery: trio.Nursery
+) -> None:
+    settings = cluster.settings(database, tcp=True)
+
+    async def forward_only_the_login(client: trio.SocketStream) -> None:
+        async with await trio.open_tcp_stream(settings.host, settings.port) as server:
+            await server.send_all(await client.receive_some())
+            async for data in server:
+                await client.send_all(data)
+
+    listeners = await nursery.start(trio.serve_tcp, forward_only_the_login, 0)
+    port = listeners[0].socket.getsockname()[1]
+    with trio.fail_after(5), pytest.raises(DatabaseUnavailable, match=r"within 0\.2 s"):
+        await connect(evolve(settings, port=port, connect_timeout_seconds=0.2))
+
+
 async def test_tcp_by_name_with_keepalives(cluster: Cluster, database: str) -> None:
     settings = evolve(cluster.settings(database, tcp=True), host="localhost")
     async with await connect(settings) as conn:
@@ -390,39 +418,63 @@ async def test_tcp_by_name_with_keepalives(cluster: Cluster, database: str) -> N
     assert shown == [("10",), ("5",), ("3",), ("25000",)]
 
 
-@pytest.fixture
-def tls_cluster(own_cluster: Cluster) -> Cluster:
-    """A server with a certificate of its own making, for the name localhost."""
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate that signs itself, for the name localhost; its key lies beside it."""
+    path = tmp_path_factory.mktemp("tls") / "server.crt"
     request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    files = ["-keyout", own_cluster.data / "server.key", "-out", own_cluster.data / "server.crt"]
+    files = ["-keyout", path.with_suffix(".key"), "-out", path]
     subprocess.run(["openssl", *request.split(), *names, *files], check=True, capture_output=True)
-    owner = (own_cluster.data / "PG_VERSION").stat()
-    for name in ("server.key", "server.crt"):
-        os.chown(own_cluster.data / name, owner.st_uid, owner.st_gid)
-        os.chmod(own_cluster.data / name, 0o600)
-    own_cluster.options["ssl"] = "on"
-    own_cluster.restart()
-    return own_cluster
+    return path
 
 
-async def test_tls(tls_cluster: Cluster, tmp_path: Path) -> None:
-    certificate = str(tls_cluster.data / "server.crt")
-    tls = evolve(tls_cluster.settings(tcp=True), host="localhost", use_ssl=True)
+@pytest.fixture
+async def tls_settings(
+    cluster: Cluster, database: str, certificate: Path, nursery: trio.Nursery
+) -> ConnectionSettings:
+    """How to reach `database` by TLS.
 
-    async with await connect(evolve(tls, ssl_root_cert=certificate)) as conn:
-        assert conn.pgconn.ssl_in_use
-    async with await connect(evolve(tls, ssl_reject_unauthorized=False)) as conn:
-        assert conn.pgconn.ssl_in_use
-    async with await connect(evolve(tls, use_ssl=False)) as conn:
-        assert not conn.pgconn.ssl_in_use
+    It ends before the server, as with a pooler: not every build of PostgreSQL has TLS.
+    """
+    plain = cluster.settings(database, tcp=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+
+    async def pump(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream) -> None:
+        async for data in source:
+            await sink.send_all(data)
+
+    async def serve(client: trio.SocketStream) -> None:
+        assert len(await client.receive_some(8)) == 8  # SSLRequest
+        await client.send_all(b"S")
+        tls = trio.SSLStream(client, context, server_side=True, https_compatible=True)
+        with suppress(trio.BrokenResourceError):  # the client may refuse our certificate
+            await tls.do_handshake()
+            server = await trio.open_tcp_stream(plain.host, plain.port)
+            async with server, trio.open_nursery() as pumps:
+                pumps.start_soon(pump, server, tls)
+                await pump(tls, server)
+                pumps.cancel_scope.cancel()
+
+    listeners = await nursery.start(trio.serve_tcp, serve, 0)
+    port = listeners[0].socket.getsockname()[1]
+    return evolve(plain, host="localhost", port=port, use_ssl=True)
+
+
+async def test_tls(tls_settings: ConnectionSettings, certificate: Path) -> None:
+    trusting = evolve(tls_settings, ssl_root_cert=str(certificate))
+    for settings in (trusting, evolve(tls_settings, ssl_reject_unauthorized=False)):
+        async with await connect(settings) as conn:
+            assert conn.pgconn.ssl_in_use
+            assert await conn.fetch(LENGTH, bytes(1_000_000)) == [(1_000_000,)]
 
     with pytest.raises(DatabaseUnavailable, match="certificate verify failed"):
-        await connect(tls)  # the system's authorities don't know it
+        await connect(tls_settings)  # the system's authorities don't know it
     with pytest.raises(DatabaseUnavailable, match="does not match host name"):
-        await connect(evolve(tls, host="127.0.0.1", ssl_root_cert=certificate))
+        await connect(evolve(trusting, host="127.0.0.1"))
     with pytest.raises(DatabaseUnavailable, match="does not exist"):
-        await connect(evolve(tls, ssl_root_cert=str(tmp_path / "missing.crt")))
+        await connect(evolve(tls_settings, ssl_root_cert=str(certificate.with_name("missing"))))
 
 
 async def test_tls_refused_by_the_server(settings: ConnectionSettings, cluster: Cluster) -> None:

@@ -255,7 +255,7 @@ async def test_attempts_are_spaced_and_single(settings: ConnectionSettings) -> N
 
             async def ask() -> None:
                 with pytest.raises(DatabaseUnavailable):
-                    await pool.fetch(ONE, deadline_seconds=0.6)
+                    await pool.fetch(ONE, deadline_seconds=0.8)
 
             async with trio.open_nursery() as asking:
                 for _ in range(100):
