@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ EXTENSION = "queen.disconnect"
 POLL_SECONDS = 1.0
 """Where there is no epoll, how often the watched sockets are looked at."""
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Unwatch = Callable[[], None]
 
 
@@ -53,7 +53,7 @@ class ClientPresence:
 
 
 def cancel_on_disconnect(
-    scope: dict[str, Any], receive: Receive
+    scope: MutableMapping[str, Any], receive: Receive
 ) -> AbstractAsyncContextManager[ClientPresence]:
     """Cancel the body of the `async with` when the client goes away; look at `.gone` afterwards.
 

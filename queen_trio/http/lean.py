@@ -24,6 +24,7 @@ import http
 import json
 import math
 import socket
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ ACCEPT_PAUSE_SECONDS = 0.1
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 _LISTENER_BROKEN = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
+
+_RESET = struct.pack("ii", 1, 0)
 
 _ASGI = {"version": "3.0", "spec_version": "2.4"}
 
@@ -208,6 +211,10 @@ class _Connection:
         finally:
             self.server.connections.discard(self)
             self._parser.close()
+            if self.broken:
+                # Reset: a stalled client's unread megabytes must not stay in the kernel.
+                with contextlib.suppress(OSError):
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._sock.close()
 
     async def _serve(self) -> None:

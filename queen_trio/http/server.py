@@ -26,6 +26,7 @@ from queen_trio.http import lean
 from queen_trio.http.listeners import BACKLOG
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from queen_trio.http.lean import App, Message, Receive, Scope, Send
@@ -62,53 +63,52 @@ async def serve(
 ) -> None:
     """Serve `app` until drained, with `server`, or with hypercorn where there is TLS.
 
-    See `lean.serve` for the contract and `serve_hypercorn` for where hypercorn differs.
+    The contract is `lean.serve`'s; where hypercorn differs: it speaks HTTP/2 too; late or malformed
+    heads end the connection without a JSON error; idle connections get `header_seconds`, not more;
+    a 100-continue is sent before the body's size is judged; a failed write isn't reported to the
+    application; a drain may take `STALLED_WRITE_SECONDS` longer. Raises OSError (ssl.SSLError is
+    one) for unusable TLS files.
     """
-    chosen = lean.serve
-    if server is HttpServer.HYPERCORN or tls is not None:
-        chosen = partial(serve_hypercorn, tls=tls)
-    await chosen(
-        app,
-        listeners,
-        limits,
-        drain=drain,
-        drain_seconds=drain_seconds,
-        task_status=task_status,
-    )
-
-
-async def serve_hypercorn(
-    app: App,
-    listeners: list[socket.socket],
-    limits: HttpLimits,
-    *,
-    tls: TlsFiles | None = None,
-    drain: trio.Event,
-    drain_seconds: float,
-    task_status: trio.TaskStatus[list[Any]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve `app` with hypercorn: HTTP/1.1 and HTTP/2, with TLS if `tls`; as `lean.serve` but:
-
-    heads that are late or malformed end the connection without a JSON error; a 100-continue is
-    sent before the body's size is judged; a drain may take `STALLED_WRITE_SECONDS` longer. Raises
-    OSError or ssl.SSLError for unusable TLS files.
-    """
-    addresses = [listener.getsockname() for listener in listeners]
-    binds = []
-    try:
+    if server is HttpServer.LEAN and tls is None:
+        await lean.serve(
+            app,
+            listeners,
+            limits,
+            drain=drain,
+            drain_seconds=drain_seconds,
+            task_status=task_status,
+        )
+    else:
         for listener in listeners:
             _bound_stalled_writes(listener, limits)
-            binds.append(os.dup(listener.fileno()))
+        config = _config(limits, tls, drain_seconds)
+        await _serve_hypercorn(
+            _Guard(app, limits, drain), listeners, config, drain, task_status.started
+        )
+
+
+async def _serve_hypercorn(
+    guard: _Guard,
+    listeners: list[socket.socket],
+    config: hypercorn.config.Config,
+    drain: trio.Event,
+    started: Callable[[list[Any]], None],
+) -> None:
+    addresses = [listener.getsockname() for listener in listeners]
+    binds: list[int] = []
+    try:
+        config.create_ssl_context()  # Before it owns descriptors: it loses them when this fails.
+        binds += [os.dup(listener.fileno()) for listener in listeners]
     finally:
         # hypercorn owns the duplicates: with ours closed, the port closes when it says so.
         for listener in listeners:
             listener.close()
-    config = _config(limits, binds, tls, drain_seconds)
+    config.bind = [f"fd://{fd}" for fd in binds]
     async with trio.open_nursery() as nursery:
         await nursery.start(
             partial(
                 hypercorn.trio.serve,
-                _Guard(app, limits, drain),  # type: ignore[arg-type]
+                guard,  # type: ignore[arg-type]
                 config,
                 shutdown_trigger=drain.wait,
                 mode="asgi",
@@ -116,7 +116,7 @@ async def serve_hypercorn(
         )
         for fd in binds:
             os.set_inheritable(fd, False)  # hypercorn makes them so, for workers we don't have.
-        task_status.started(addresses)
+        started(addresses)
 
 
 def _bound_stalled_writes(listener: socket.socket, limits: HttpLimits) -> None:
@@ -126,12 +126,12 @@ def _bound_stalled_writes(listener: socket.socket, limits: HttpLimits) -> None:
 
 
 def _config(
-    limits: HttpLimits, fds: list[int], tls: TlsFiles | None, drain_seconds: float
+    limits: HttpLimits, tls: TlsFiles | None, drain_seconds: float
 ) -> hypercorn.config.Config:
     config = hypercorn.config.Config()
-    config.bind = [f"fd://{fd}" for fd in fds]
     config.backlog = BACKLOG  # It calls listen() again.
     config.graceful_timeout = drain_seconds
+    # hypercorn has one time for an idle connection and for a head underway.
     config.keep_alive_timeout = min(limits.keep_alive_seconds, limits.header_seconds)
     config.keep_alive_max_requests = 2**31  # Connections end by time, not by count.
     config.h11_max_incomplete_size = limits.max_head

@@ -63,6 +63,7 @@ class Application:
     parked: int = 0
     freed: int = 0
     """Parked requests that ended because their client went."""
+    ended: Counter[str] = attrs.field(factory=Counter)
     failed_writes: int = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -75,7 +76,10 @@ class Application:
             target = Target(scope["path"])
         except ValueError:
             target = Target.ECHO
-        await self._answer(target, message["body"], scope, receive, send)
+        try:
+            await self._answer(target, message["body"], scope, receive, send)
+        finally:
+            self.ended[scope["path"]] += 1
 
     async def _answer(
         self, target: Target, body: bytes, scope: Any, receive: Any, send: Any
