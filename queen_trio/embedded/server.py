@@ -171,6 +171,7 @@ class Server:
         """Start a program, and tell at which offset of the log its output begins."""
         output = self.cluster.open_log()
         try:
+            log_start = os.fstat(output).st_size
             running = await start_supervised(
                 command,
                 account=self.account,
@@ -180,7 +181,7 @@ class Server:
                 output=output,
                 scratch=self._short_socket_directory,
             )
-            return running, os.fstat(output).st_size
+            return running, log_start
         finally:
             os.close(output)
 

@@ -14,15 +14,26 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import psycopg
 import pytest
+import structlog
 import trio
 
+from queen_trio.embedded import (
+    account,
+    binaries,
+    orphans,
+    progress,
+    server,
+    supervisor,
+)
 from queen_trio.embedded.account import choose_account
 from queen_trio.embedded.binaries import find_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from queen_trio.embedded import Embedded
+    from queen_trio.embedded import (
+        Embedded,
+    )
 
 BROKER = Path(__file__).with_name("broker.py")
 
@@ -61,6 +72,21 @@ def sql() -> Callable[..., list[Any]]:
             return cursor.fetchall() if cursor.description else []
 
     return run
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the package logs from here on, whatever other tests configured."""
+    entries: list[dict[str, Any]] = []
+
+    def record(_logger: object, _method: str, entry: dict[str, Any]) -> dict[str, Any]:
+        entries.append(dict(entry))
+        raise structlog.DropEvent
+
+    logger = structlog.wrap_logger(None, processors=[record])
+    for module in (account, binaries, orphans, progress, server, supervisor):
+        monkeypatch.setattr(module, "log", logger)
+    return entries
 
 
 @pytest.fixture

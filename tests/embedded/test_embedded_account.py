@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import structlog
 import trio
 
 from queen_trio.embedded import EmbeddedError, account, default_data_dir, open_embedded
@@ -100,16 +99,15 @@ async def test_a_place_closed_to_the_account_is_named_and_left_closed(clone, as_
 
 
 async def test_by_default_root_in_such_a_place_gets_one_that_works(
-    clone, as_root, place, monkeypatch, sql
+    clone, as_root, place, monkeypatch, sql, logged
 ):
     monkeypatch.setattr(account, "SYSTEM_DATA_ROOT", place / "var" / "queen-trio")
     monkeypatch.chdir(clone)
-    with structlog.testing.capture_logs() as logs:
-        chosen = default_data_dir(Path("queen-data"))
+    chosen = default_data_dir(Path("queen-data"))
     assert chosen.parent == place / "var" / "queen-trio"
     assert chosen.name.startswith("clone-")
     assert not chosen.exists(), "choosing makes nothing"
-    [entry] = logs
+    [entry] = logged
     assert entry["path"] == str(chosen)
     assert entry["instead_of"] == str(clone / "queen-data")
     assert entry["change_with"] == "QUEEN_DATA_DIR"
@@ -124,10 +122,9 @@ async def test_by_default_root_in_such_a_place_gets_one_that_works(
         os.umask(umask)
 
 
-def test_by_default_the_preferred_place_is_kept_where_it_works(place):
-    with structlog.testing.capture_logs() as logs:
-        assert default_data_dir(place / "new" / "queen-data") == place / "new" / "queen-data"
-    assert logs[0]["path"] == str(place / "new" / "queen-data")
+def test_by_default_the_preferred_place_is_kept_where_it_works(place, logged):
+    assert default_data_dir(place / "new" / "queen-data") == place / "new" / "queen-data"
+    assert logged[0]["path"] == str(place / "new" / "queen-data")
 
 
 async def test_an_ordinary_user_starts_it_and_survives_a_kill(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-import structlog
 import trio
 import trio.testing
 
@@ -32,12 +31,11 @@ def is_private(directory: str) -> bool:
     return os.stat(directory).st_mode & 0o077 == 0
 
 
-async def test_the_first_start_makes_a_cluster_and_the_second_keeps_its_data(place, sql):
+async def test_the_first_start_makes_a_cluster_and_the_second_keeps_its_data(place, sql, logged):
     data_dir = place / "deep" / "data"
-    with structlog.testing.capture_logs() as first:
-        async with open_embedded(data_dir) as embedded:
-            sql(embedded, "create table kept as select 42 as answer")
-    assert [entry["event"].removeprefix("embedded postgres: ") for entry in first] == [
+    async with open_embedded(data_dir) as embedded:
+        sql(embedded, "create table kept as select 42 as answer")
+    assert [entry["event"].removeprefix("embedded postgres: ") for entry in logged] == [
         "initialising",
         "starting",
         "ready",
@@ -47,10 +45,10 @@ async def test_the_first_start_makes_a_cluster_and_the_second_keeps_its_data(pla
     assert not held(data_dir)
     assert not (data_dir / "postgres" / "postmaster.pid").exists(), "it was shut down cleanly"
 
-    with structlog.testing.capture_logs() as second:
-        async with open_embedded(data_dir) as embedded:
-            assert sql(embedded, "select answer from kept") == [(42,)]
-    assert "embedded postgres: initialising" not in [entry["event"] for entry in second]
+    logged.clear()
+    async with open_embedded(data_dir) as embedded:
+        assert sql(embedded, "select answer from kept") == [(42,)]
+    assert "embedded postgres: initialising" not in [entry["event"] for entry in logged]
 
 
 async def test_settings_are_those_of_production(place, sql):
@@ -179,24 +177,24 @@ async def gated(place):
     return data_dir, gate, {"restore_command": restore, "hot_standby": "off"}
 
 
-async def test_a_long_recovery_has_no_deadline_and_shows_progress(gated, monkeypatch, sql):
+async def test_a_long_recovery_has_no_deadline_and_shows_progress(
+    gated, monkeypatch, nursery, until, logged, sql
+):
     data_dir, gate, settings = gated
     monkeypatch.setattr(progress, "PROGRESS_INTERVAL", 0.05)
-    reports = []
 
-    def notice(_logger, _method, entry):
-        if entry["event"] == "embedded postgres: still starting":
-            reports.append(entry)
-            if len(reports) == 3:
-                gate.unlink()
-        raise structlog.DropEvent
+    def reports():
+        """Those that show how it goes, by the last line of the server's log."""
+        return [entry for entry in logged if entry.get("log_line") == "gated"]
 
-    monkeypatch.setattr(progress, "log", structlog.wrap_logger(None, processors=[notice]))
-    with trio.fail_after(60):
-        async with open_embedded(data_dir, settings=settings) as embedded:
-            assert sql(embedded, "select pg_is_in_recovery()") == [(False,)]
-    assert len(reports) >= 3
-    assert reports[-1]["log_line"] == "gated", "the log's last line tells how it goes"
+    async def end_recovery() -> None:
+        await until(lambda: len(reports()) == 3)
+        gate.unlink()
+
+    nursery.start_soon(end_recovery)
+    async with open_embedded(data_dir, settings=settings) as embedded:
+        assert sql(embedded, "select pg_is_in_recovery()") == [(False,)]
+    assert reports()[0]["event"] == "embedded postgres: still starting"
 
 
 async def test_cancelling_a_long_recovery_leaves_nothing_running(gated, monkeypatch, until):
