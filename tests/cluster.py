@@ -42,7 +42,6 @@ DEFAULTS: Mapping[str, str] = {
     "full_page_writes": "off",
     "max_connections": "200",
     "shared_buffers": "64MB",
-    "autovacuum_naptime": "10s",
     "log_min_messages": "warning",
     "max_wal_size": "256MB",
 }

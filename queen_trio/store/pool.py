@@ -81,7 +81,7 @@ class _Waiter:
     closed: bool = False
 
 
-@mutable(eq=False)
+@frozen
 class _Idle:
     connection: TrioConnection
     since: float
