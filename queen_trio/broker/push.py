@@ -21,8 +21,9 @@ from queen_trio.model.message import (
     valid_trace_id,
 )
 from queen_trio.store import segments
-from queen_trio.store.queries import NOTHING_VERIFIED, VERIFIED_EVERYWHERE, PushRow, Store
+from queen_trio.store.queries import VERIFIED_EVERYWHERE, PushRow, Store
 
+from .dedup import DedupFilter, Verified
 from .lanes import Lanes
 from .segment import Draft, Key, Pending, Segment
 
@@ -36,6 +37,10 @@ PUSH_LANES: Final = 3
 # What one call may carry; bounds how long it holds its partition locks.
 BUNDLE_MAX_SEGMENTS: Final = 128
 BUNDLE_MAX_BYTES: Final = 16 * 1024 * 1024
+# One read of a partition's history; keeps the event loop free between slices (20 ms each).
+HISTORY_MESSAGES: Final = 65_536
+# Ids that were made here occur nowhere.
+_GENERATED: Final = Verified(VERIFIED_EVERYWHERE, None, None)
 
 _encode = msgspec.json.encode
 
@@ -58,6 +63,7 @@ class PushService:
         # Open segments of each partition that has any, oldest first. The oldest of a partition is
         # in `_ready` or in flight; the others wait behind it.
         self._lines: dict[Key, deque[Segment]] = {}
+        self._dedup = DedupFilter()
         self._lanes = Lanes(PUSH_LANES, self._take_bundle, self._flush)
 
     async def push(
@@ -214,13 +220,19 @@ class PushService:
         raw_bytes: list[int] = []
         hashes: list[bytes] = []
         blobs: list[bytes] = []
+        verified: list[Verified] = []
         for segment in todo:
             records = [record for draft in segment.drafts for record in draft.records]
             blob, size = segments.encode(records)
             counts.append(len(records))
             raw_bytes.append(size)
             blobs.append(blob)
-            hashes.append(b"".join([h for draft in segment.drafts for h in draft.hashes]))
+            hashes.append(b"".join(segment.hashes()))
+            verified.append(
+                self._dedup.verify(segment.key, segment.hashes())
+                if segment.supplied
+                else _GENERATED
+            )
         return await self._store.push(
             [segment.key[0] for segment in todo],
             [segment.key[1] for segment in todo],
@@ -228,28 +240,49 @@ class PushService:
             raw_bytes,
             hashes,
             blobs,
-            [NOTHING_VERIFIED if s.supplied else VERIFIED_EVERYWHERE for s in todo],
-            [None] * len(todo),
-            [None] * len(todo),
+            [known.upto for known in verified],
+            [known.partition_id for known in verified],
+            [known.since for known in verified],
         )
 
     async def _sort_out(self, todo: list[Segment], rows: list[PushRow]) -> list[Segment]:
         """Settle what was committed and return what has to be sent again without duplicates."""
-        committed: list[Key] = []
+        committed: list[tuple[Segment, PushRow]] = []
         dirty: list[tuple[Segment, PushRow]] = []
         for row in rows:
             segment = todo[row.ord - 1]
             if row.base_offset is None:
                 dirty.append((segment, row))
                 continue
-            committed.append(segment.key)
+            committed.append((segment, row))
             for draft in segment.drafts:
                 draft.settle()
         if committed:
-            self._on_commit(committed)
+            self._on_commit([segment.key for segment, _ in committed])
+            for segment, row in committed:
+                await self._learn(segment, row)
         for segment, row in dirty:
             segment.drop_duplicates(await self._originals(row))
         return [segment for segment, _ in dirty if segment.drafts]
+
+    async def _learn(self, segment: Segment, row: PushRow) -> None:
+        """Let the dedup filter know a committed segment, and what it has missed before it."""
+        assert row.base_offset is not None  # noqa: S101 - it is committed
+        assert row.created_at is not None  # noqa: S101
+        after = self._dedup.learn(
+            segment.key,
+            row.partition_id,
+            row.base_offset,
+            row.created_at,
+            segment.hashes(),
+            supplied=bool(segment.supplied),
+        )
+        try:
+            while after is not None:
+                rows = await self._store.history(row.partition_id, after, HISTORY_MESSAGES)
+                after = self._dedup.load(segment.key, row.partition_id, rows)
+        except DatabaseError as error:
+            log.debug("history not read", queue=segment.key[0], error=str(error))
 
     async def _originals(self, row: PushRow) -> dict[int, str]:
         """Positions of a segment's duplicates, with the message ids of their originals."""

@@ -75,6 +75,12 @@ class Segment:
         self.supplied = set() if draft.generated else set(draft.hashes)
         self.sealed = False  # in flight: takes no more
 
+    def hashes(self) -> list[bytes]:
+        """The hashes of all messages, in offset order."""
+        if len(self.drafts) == 1:
+            return self.drafts[0].hashes
+        return [h for draft in self.drafts for h in draft.hashes]
+
     def add_nowait(self, draft: Draft) -> bool:
         """Take the draft in, or say no: in flight, full, or one of its ids is here already.
 

@@ -174,7 +174,7 @@ class Wakeups:
         return WakeupStatistics(self.parked, len(self._lines))
 
     async def serve(self) -> None:
-        """Re-probe for parked pops until cancelled; a database that is away is asked again later."""
+        """Re-probe for parked pops until cancelled; a database that is away is asked again."""
         while True:
             if not self._heap:
                 self._changed = trio.Event()

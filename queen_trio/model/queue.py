@@ -35,8 +35,8 @@ COLUMNS: Final = INTEGER_OPTIONS | BOOLEAN_OPTIONS
 def columns_from_options(options: dict[str, Any]) -> dict[str, int | bool | None]:
     """Return the given options by column; None stays, it means the default.
 
-    Unknown options are ignored (spec 2). Raises `ClientError` naming an option of the wrong type, or
-    out of range. A lease that lasts no time is refused too: nobody could ack in it.
+    Unknown options are ignored (spec 2). Raises `ClientError` naming an option of the wrong type
+    or out of range. A lease that lasts no time is refused too: nobody could ack in it.
     """
     columns: dict[str, int | bool | None] = {}
     for option, value in options.items():

@@ -31,6 +31,11 @@ _SEGMENTS_AT = Statement(
     "segments_at",
     "SELECT message_offset, base_offset, created_at, blob FROM queen.segments_at_v1($1, $2)",
 )
+_HISTORY = Statement(
+    "history",
+    "SELECT base_offset, end_offset, created_at, hashes, covered_since"
+    " FROM queen.history_v1($1, $2, $3)",
+)
 _POP = Statement(
     "pop",
     "SELECT partition_id, partition_name, queue_name, committed, batch_end, delivery_attempt,"
@@ -85,6 +90,16 @@ class OriginalRow(NamedTuple):
     base_offset: int
     created_at: datetime
     blob: bytes
+
+
+class HistoryRow(NamedTuple):
+    """One sidecar row: 16 bytes a message; the dedup window started at `covered_since`."""
+
+    base_offset: int
+    end_offset: int
+    created_at: datetime
+    hashes: bytes
+    covered_since: datetime
 
 
 class PopRow(NamedTuple):
@@ -166,6 +181,11 @@ class Store:
         """Read the segments that hold these offsets; what retention removed has no row."""
         rows = await self.pool.fetch(_SEGMENTS_AT, partition_id, offsets)
         return [OriginalRow(*row) for row in rows]
+
+    async def history(self, partition_id: UUID, after: int, most: int) -> list[HistoryRow]:
+        """Read about `most` transactionId hashes above `after`; -1 starts with the dedup window."""
+        rows = await self.pool.fetch(_HISTORY, partition_id, after, most)
+        return [HistoryRow(*row) for row in rows]
 
     async def pop(
         self,

@@ -104,7 +104,7 @@ BEGIN
          CROSS JOIN LATERAL (SELECT CASE
                 WHEN s.verified = 9223372036854775807 THEN s.verified
                 WHEN s.verified_in = s.id
-                 AND s.verified_since <= v_now - make_interval(secs => q.dedup_window_seconds)
+                 AND s.verified_since < v_now - make_interval(secs => q.dedup_window_seconds)
                 THEN s.verified ELSE -1 END AS verified) v
          WHERE q.dedup_window_seconds > 0 AND p.last_offset > v.verified
     LOOP
@@ -167,3 +167,29 @@ LANGUAGE sql STABLE AS $$
              ORDER BY s.base_offset DESC LIMIT 1) s
      WHERE s.end_offset >= o.message_offset
 $$;
+
+-- The next sidecar rows of a partition above p_after, p_most messages or a little more; with p_after -1
+-- from the start of its queue's dedup window. covered_since: where that window starts now.
+CREATE OR REPLACE FUNCTION queen.history_v1(p_partition uuid, p_after bigint, p_most bigint)
+RETURNS TABLE (base_offset bigint, end_offset bigint, created_at timestamptz, hashes bytea,
+               covered_since timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_since timestamptz;
+    v_first bigint;
+BEGIN
+    SELECT clock_timestamp() - make_interval(secs => q.dedup_window_seconds) INTO v_since
+      FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = p_partition;
+    v_first := CASE WHEN p_after >= 0 THEN p_after + 1
+                    ELSE queen.first_offset_since_v1(p_partition, v_since) END;
+    RETURN QUERY
+    SELECT t.base_offset, t.end_offset, t.created_at, t.hashes, v_since
+      FROM queen.log_txns t
+     WHERE t.partition_id = p_partition AND t.end_offset >= v_first
+       AND t.base_offset < v_first + p_most
+       AND t.base_offset >= coalesce((SELECT f.base_offset FROM queen.log_txns f
+                                       WHERE f.partition_id = p_partition AND f.base_offset <= v_first
+                                       ORDER BY f.base_offset DESC LIMIT 1), v_first)
+     ORDER BY t.base_offset;
+END $$;
