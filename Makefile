@@ -23,7 +23,7 @@ test: $(VENV)/dev ## Run every test against a real PostgreSQL (narrow with T="te
 check: $(VENV)/dev ## Lint, type-check and check the import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/flake8-async --enable ASYNC100,ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC105,ASYNC106,ASYNC109,ASYNC110,ASYNC111,ASYNC112,ASYNC113,ASYNC115,ASYNC116,ASYNC118,ASYNC119,ASYNC120,ASYNC122,ASYNC123,ASYNC125,ASYNC126 $$(git ls-files 'queen_trio/*.py' 'protocol/*.py')
+	$(BIN)/flake8-async --enable ASYNC100,ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC105,ASYNC106,ASYNC109,ASYNC110,ASYNC111,ASYNC112,ASYNC113,ASYNC115,ASYNC116,ASYNC118,ASYNC119,ASYNC122,ASYNC125,ASYNC126 $$(git ls-files 'queen_trio/*.py' 'protocol/*.py')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

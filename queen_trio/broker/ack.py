@@ -256,7 +256,7 @@ async def open_ack_service(store: Store, wakeups: Wakeups) -> AsyncIterator[AckS
     """Run an AckService; leaving applies what was accepted."""
     service = AckService(store, wakeups)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.serve)
+        nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:
             yield service
         finally:

@@ -328,7 +328,7 @@ async def open_push_service(
     """Run a PushService; leaving flushes what was accepted."""
     service = PushService(store, ids, on_commit)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.serve)
+        nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:
             yield service
         finally:

@@ -94,7 +94,8 @@ async def apply_schema(settings: ConnectionSettings) -> int:
         except DatabaseError as error:
             raise SchemaError(f"schema apply failed: {error}") from error
         finally:
-            await _unlock(conn)
+            with conn.grace.shield():
+                await _unlock(conn)
     finally:
         conn.close_nowait()
 
@@ -148,10 +149,9 @@ async def _unlock(conn: TrioConnection) -> None:
     """Give the lock back; the end of the session does it too, should this not get through."""
     if not conn.reusable:
         return
-    with conn.grace.shield():
-        cursor = await conn.execute("SELECT pg_advisory_unlock(%s)", [SCHEMA_LOCK])
-        if await cursor.fetchone() != (True,):
-            log.warning("pg_advisory_unlock reported not-held", lock=SCHEMA_LOCK_NAME)
+    cursor = await conn.execute("SELECT pg_advisory_unlock(%s)", [SCHEMA_LOCK])
+    if await cursor.fetchone() != (True,):
+        log.warning("pg_advisory_unlock reported not-held", lock=SCHEMA_LOCK_NAME)
 
 
 async def _current(conn: TrioConnection) -> tuple[int, str] | None:
