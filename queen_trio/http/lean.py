@@ -34,6 +34,7 @@ import structlog
 import trio
 
 from queen_trio.http.disconnect import EXTENSION, HangupWatcher, Unwatch, is_hung_up_nowait
+from queen_trio.http.listeners import BACKLOG
 
 if TYPE_CHECKING:
     from queen_trio.http.limits import HttpLimits
@@ -106,7 +107,7 @@ async def serve(
                     accepting.cancel_scope.cancel()
                 for listener in listeners:
                     # Whoever is in the backlog believes to be connected: closing would reset them.
-                    server.accept_nowait(listener, connections)
+                    server.accept_nowait(listener, connections, BACKLOG)
                     listener.close()
                 connections.cancel_scope.deadline = trio.current_time() + drain_seconds
                 server.start_draining()
@@ -152,12 +153,12 @@ class _Server:
         """Start a task in `nursery` for every connection; runs until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(listener)
-            if not self.accept_nowait(listener, nursery):
+            if not self.accept_nowait(listener, nursery, ACCEPTS_PER_WAKE_UP):
                 await trio.sleep(ACCEPT_PAUSE_SECONDS)
 
-    def accept_nowait(self, listener: socket.socket, nursery: trio.Nursery) -> bool:
-        """Take what the backlog holds, up to a limit; False when out of resources."""
-        for _ in range(ACCEPTS_PER_WAKE_UP):
+    def accept_nowait(self, listener: socket.socket, nursery: trio.Nursery, limit: int) -> bool:
+        """Take what the backlog holds, up to `limit`; False when out of resources."""
+        for _ in range(limit):
             try:
                 sock, address = listener.accept()
             except BlockingIOError:
@@ -235,6 +236,7 @@ class _Connection:
             if parser.wants_continue:
                 parser.wants_continue = False
                 await self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._set_deadline()
 
     async def _receive_request_bytes(self) -> bool:
         """Feed the parser once; False when nothing more will come."""
@@ -326,7 +328,7 @@ class _Connection:
         return exchange.completed and exchange.keep_alive and not self.broken
 
     async def _report_failure(self, exchange: _Exchange, error: Exception) -> None:
-        if self.broken and isinstance(error, OSError):
+        if self.broken and _is_only(OSError, error):
             return  # The client went while we wrote: nobody's fault.
         log.error(
             "http request failed",
@@ -625,8 +627,8 @@ class _Parser:
             reason = exc.__context__
             self._end(reason if isinstance(reason, _Refused) else _refused_by_parser(exc))
         else:
-            # Also what llhttp keeps or skips without telling us: half a header, a chunk extension.
-            if self._quiet_bytes > self._limits.max_head and self.phase is not _Phase.IDLE:
+            # What llhttp keeps or skips without telling us: half a header, a chunk extension.
+            if self._quiet_bytes > self._limits.max_head:
                 self._end(_Refused(431, "the headers are too large"))
 
     def _feed(self, data: bytes) -> None:
@@ -763,6 +765,13 @@ class _BodyOnly:
     def __init__(self, parser: _Parser) -> None:
         self.on_body = parser.on_body
         self.on_message_complete = parser.on_message_complete
+
+
+def _is_only(kind: type[Exception], error: Exception) -> bool:
+    """Whether `error` is a `kind`, or a group of nothing else (a nursery wraps)."""
+    if isinstance(error, ExceptionGroup):
+        return error.split(kind)[1] is None
+    return isinstance(error, kind)
 
 
 def _refused_by_parser(error: httptools.HttpParserError) -> _Refused:
