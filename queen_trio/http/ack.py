@@ -107,3 +107,10 @@ def _no_nul(text: str, field: str) -> str:
     if "\0" in text:
         raise ClientError(f"{field} must not contain U+0000")
     return text
+
+
+ROUTES = {
+    "/api/v1/ack": {"POST": ack},
+    "/api/v1/ack/batch": {"POST": ack_batch},
+    "/api/v1/lease/:leaseId/extend": {"POST": extend},
+}

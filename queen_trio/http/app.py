@@ -1,8 +1,11 @@
-"""The ASGI application: from a request to its handler and back. The route table is at the end."""
+"""The ASGI application: from a request to its handler and back.
+
+The routes stand at the end of each resource's file, in its `ROUTES`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import trio
@@ -85,6 +88,17 @@ def _headers(response: Response) -> list[tuple[bytes, bytes]]:
 
 
 _Methods = dict[str, Handler]
+Routes = dict[str, _Methods]
+"""Path to method to handler; a segment ":name" of a path is variable."""
+
+
+def _merge(*tables: Routes) -> Routes:
+    """Put the route tables of the resources together; a path may get its methods from several."""
+    merged: Routes = {}
+    for table in tables:
+        for path, methods in table.items():
+            merged.setdefault(path, {}).update(methods)
+    return merged
 
 
 def _match(scope: Scope) -> tuple[_Methods | None, tuple[str, ...]]:
@@ -108,23 +122,7 @@ def _decode(segment: bytes) -> str:
         raise ClientError(f"the path segment {segment!r} is not valid UTF-8") from None
 
 
-_ROUTES: Final[dict[str, dict[str, Any]]] = {
-    "/health": {"GET": status.health},
-    "/status": {"GET": status.alive},
-    "/metrics": {"GET": status.metrics},
-    "/api/v1/status": {"GET": status.status},
-    "/api/v1/push": {"POST": push.push},
-    "/api/v1/pop": {"GET": pop.pop_discover},
-    "/api/v1/pop/queue/:queue": {"GET": pop.pop_queue},
-    "/api/v1/pop/queue/:queue/partition/:partition": {"GET": pop.pop_partition},
-    "/api/v1/ack": {"POST": ack.ack},
-    "/api/v1/ack/batch": {"POST": ack.ack_batch},
-    "/api/v1/lease/:leaseId/extend": {"POST": ack.extend},
-    "/api/v1/configure": {"POST": queues.configure},
-    "/api/v1/resources/queues": {"GET": queues.list_queues},
-    "/api/v1/resources/queues/:queue": {"GET": queues.show_queue, "DELETE": queues.delete_queue},
-}
-
+_ROUTES: Final = _merge(status.ROUTES, push.ROUTES, pop.ROUTES, ack.ROUTES, queues.ROUTES)
 _FIXED: Final = {path.encode(): methods for path, methods in _ROUTES.items() if ":" not in path}
 _VARIABLE: Final[dict[int, list[tuple[tuple[bytes | None, ...], _Methods]]]] = {}
 for _path, _methods in _ROUTES.items():

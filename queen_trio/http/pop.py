@@ -189,3 +189,10 @@ def _delivery_fields(
             % (lease, group, part.delivery_attempt),
         )
     )
+
+
+ROUTES = {
+    "/api/v1/pop": {"GET": pop_discover},
+    "/api/v1/pop/queue/:queue": {"GET": pop_queue},
+    "/api/v1/pop/queue/:queue/partition/:partition": {"GET": pop_partition},
+}

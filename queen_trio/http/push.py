@@ -37,3 +37,6 @@ async def push(broker: Broker, request: Request) -> Response:
     if items and all(result.status is PushStatus.FAILED for result in results):
         return problem(500, f"push failed: {results[0].error}", "push_failed", results=results)
     return Response(201, encode(results))
+
+
+ROUTES = {"/api/v1/push": {"POST": push}}

@@ -111,3 +111,10 @@ def _partition(row: PartitionRow) -> dict[str, Any]:
         "lastActivity": timestamp(row.last_write_at),
         "stats": _counts(row) | {"lastOffset": row.last_offset, "logStart": row.log_start},
     }
+
+
+ROUTES = {
+    "/api/v1/configure": {"POST": configure},
+    "/api/v1/resources/queues": {"GET": list_queues},
+    "/api/v1/resources/queues/:queue": {"GET": show_queue, "DELETE": delete_queue},
+}

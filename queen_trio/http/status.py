@@ -89,3 +89,11 @@ async def metrics(broker: Broker, request: Request) -> Response:
             "wakeups": asdict(broker.wakeups.statistics()),
         }
     )
+
+
+ROUTES = {
+    "/health": {"GET": health},
+    "/status": {"GET": alive},
+    "/metrics": {"GET": metrics},
+    "/api/v1/status": {"GET": status},
+}
