@@ -161,8 +161,10 @@ def default_data_dir(preferred: Path) -> Path:
     nothing but `preferred`. Says so in the log. Creates nothing; raises `EmbeddedError`.
     """
     preferred = preferred.absolute()
-    account = choose_account(preferred / "postgres")
-    closed = account.first_closed(preferred)
+    closed = None
+    if os.geteuid() == 0:
+        account = choose_account(preferred / "postgres")
+        closed = account.first_closed(preferred)
     if closed is None:
         log.info("embedded postgres: data directory", path=str(preferred))
         return preferred

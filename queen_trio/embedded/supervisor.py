@@ -133,7 +133,11 @@ async def start_supervised(
 
 
 def kill_holders(lock_path: Path) -> None:
-    """SIGKILL whatever holds the lock: PostgreSQL's processes and their shell, nothing else."""
+    """SIGKILL what has the lock's file open: PostgreSQL's processes and their shell.
+
+    (It is of no use to others. Each of PostgreSQL's children leads a session of its own, so that
+    the group's kill alone may leave a stuck one.)
+    """
     for pid in locks.holders(lock_path) or ():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

