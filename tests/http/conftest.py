@@ -1,0 +1,27 @@
+"""Fixtures of the API tests: one broker for the session, queues of a test's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.http.api import Api, open_api, unique
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.brokers import LiveBroker
+
+
+@pytest.fixture
+async def api(shared_broker: LiveBroker) -> AsyncIterator[Api]:
+    """A client of the session's broker."""
+    async with open_api(shared_broker) as api:
+        yield api
+
+
+@pytest.fixture
+def queue() -> str:
+    """The name of a queue that nobody else uses."""
+    return unique()
