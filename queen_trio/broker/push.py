@@ -12,23 +12,20 @@ import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
 from queen_trio.model.ids import ZERO_UUID, Uuid7
-from queen_trio.model.message import (
-    PushItem,
-    PushResult,
-    PushStatus,
-    hash_of,
-    partition_of,
-    valid_trace_id,
-)
 from queen_trio.store import segments
 from queen_trio.store.queries import VERIFIED_EVERYWHERE, PushRow, Store
 
 from .dedup import DedupFilter, Verified
 from .lanes import Lanes
-from .segment import Draft, Key, Pending, Segment
+from .segment import Draft, Drafted, Key, Segment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+
+    from queen_trio.model.message import (
+        PushItem,
+        PushResult,
+    )
 
 log = structlog.get_logger(__name__)
 
@@ -76,20 +73,11 @@ class PushService:
         """
         if not items:
             return []
-        pending = Pending()
-        drafts: dict[Key, Draft] = {}
-        results: list[PushResult] = []
-        repeats: list[tuple[PushResult, PushResult]] = []  # a repeated item, and the first one
-        self._draft(items, producer_sub, pending, drafts, results, repeats)
-        for key, draft in drafts.items():
+        drafted = Drafted.from_items(items, self._ids, producer_sub)
+        for key, draft in drafted.drafts.items():
             self._submit(key, draft)
-        await pending.done.wait()
-        for repeat, first in repeats:
-            repeat.message_id = first.message_id
-            repeat.error = first.error
-            if first.status is not PushStatus.QUEUED:
-                repeat.status = first.status
-        return results
+        await drafted.pending.done.wait()
+        return drafted.finish()
 
     def close(self) -> None:
         """Let `serve` end when everything accepted has been flushed."""
@@ -98,48 +86,6 @@ class PushService:
     async def serve(self) -> None:
         """Flush until `close`."""
         await self._lanes.serve()
-
-    def _draft(
-        self,
-        items: Sequence[PushItem],
-        producer_sub: str | None,
-        pending: Pending,
-        drafts: dict[Key, Draft],
-        results: list[PushResult],
-        repeats: list[tuple[PushResult, PushResult]],
-    ) -> None:
-        """Turn items into drafts: ids, hashes, records and results, in one pass."""
-        producer = _encode(producer_sub)
-        firsts: dict[tuple[Key, str], PushResult] = {}
-        ids = self._ids.take(len(items))
-        for index, (item, message_id) in enumerate(zip(items, ids, strict=True)):
-            key = (item.queue, partition_of(item))
-            draft = drafts.get(key)
-            if draft is None:
-                draft = drafts[key] = Draft(pending)
-            transaction_id = item.transaction_id
-            if transaction_id is None:
-                transaction_id = message_id
-            result = PushResult(index, message_id, transaction_id, item.queue, PushStatus.QUEUED)
-            results.append(result)
-            if item.transaction_id is not None:
-                first = firsts.setdefault((key, transaction_id), result)
-                if first is not result:
-                    result.status = PushStatus.DUPLICATE
-                    repeats.append((result, first))
-                    continue
-                draft.generated = False
-            record = b'{"id":"%b","transactionId":%b,"traceId":%b,"data":%b,"producerSub":%b}' % (
-                message_id.encode(),
-                _encode(transaction_id),
-                b"null" if item.trace_id is None else _encode(valid_trace_id(item.trace_id)),
-                item.payload,
-                producer,
-            )
-            draft.records.append(record)
-            draft.hashes.append(hash_of(transaction_id))
-            draft.results.append(result)
-            draft.size += len(record)
 
     # -- accumulating --------------------------------------------------------------------------
 

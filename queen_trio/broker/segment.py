@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 import trio
+from attrs import define, field
 
-from queen_trio.model.message import PushResult, PushStatus
+from queen_trio.model.message import (
+    PushItem,
+    PushResult,
+    PushStatus,
+    hash_of,
+    partition_of,
+    valid_trace_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from queen_trio.model.ids import Uuid7
+
+_encode = msgspec.json.encode
 
 # A segment is what a pop reads at least, so it stays well below QUEEN_POP_MAX_BYTES; one request's
 # items for one partition are never split, whatever their size: they are one commit.
@@ -59,6 +75,64 @@ class Draft:
             result.status = PushStatus.FAILED
             result.error = error
         self.settle()
+
+
+@define(eq=False)
+class Drafted:
+    """The items of one request as drafts, and the results that they will fill in, in item order."""
+
+    pending: Pending = field(factory=Pending)
+    drafts: dict[Key, Draft] = field(factory=dict)
+    results: list[PushResult] = field(factory=list)
+    # Items whose transactionId stood earlier in the request, each with the first one.
+    repeats: list[tuple[PushResult, PushResult]] = field(factory=list)
+
+    @classmethod
+    def from_items(cls, items: Sequence[PushItem], ids: Uuid7, producer_sub: str | None) -> Drafted:
+        """Make ids, hashes, records and results in one pass; `items` are valid."""
+        drafted = cls()
+        drafts = drafted.drafts
+        producer = _encode(producer_sub)
+        firsts: dict[tuple[Key, str], PushResult] = {}
+        message_ids = ids.take(len(items))
+        for index, (item, message_id) in enumerate(zip(items, message_ids, strict=True)):
+            key = (item.queue, partition_of(item))
+            draft = drafts.get(key)
+            if draft is None:
+                draft = drafts[key] = Draft(drafted.pending)
+            transaction_id = item.transaction_id
+            if transaction_id is None:
+                transaction_id = message_id
+            result = PushResult(index, message_id, transaction_id, item.queue, PushStatus.QUEUED)
+            drafted.results.append(result)
+            if item.transaction_id is not None:
+                first = firsts.setdefault((key, transaction_id), result)
+                if first is not result:
+                    result.status = PushStatus.DUPLICATE
+                    drafted.repeats.append((result, first))
+                    continue
+                draft.generated = False
+            record = b'{"id":"%b","transactionId":%b,"traceId":%b,"data":%b,"producerSub":%b}' % (
+                message_id.encode(),
+                _encode(transaction_id),
+                b"null" if item.trace_id is None else _encode(valid_trace_id(item.trace_id)),
+                item.payload,
+                producer,
+            )
+            draft.records.append(record)
+            draft.hashes.append(hash_of(transaction_id))
+            draft.results.append(result)
+            draft.size += len(record)
+        return drafted
+
+    def finish(self) -> list[PushResult]:
+        """Return the results once every draft is settled; a repeat shares its first one's fate."""
+        for repeat, first in self.repeats:
+            repeat.message_id = first.message_id
+            repeat.error = first.error
+            if first.status is not PushStatus.QUEUED:
+                repeat.status = first.status
+        return self.results
 
 
 class Segment:
