@@ -1,0 +1,91 @@
+"""What one client process shall do, and what it tells of it: values that cross a pipe as JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from enum import StrEnum
+from typing import Final
+
+from attrs import asdict, field, frozen
+
+PAD: Final = "".join(random.Random(7).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=200))
+# Limit of a load that ends by its time alone.
+ENDLESS: Final = 10**12
+
+
+def payload(number: int) -> str:
+    """Payload `number` as JSON text, about 225 bytes."""
+    return f'{{"i": {number}, "pad": "{PAD}"}}'
+
+
+class Side(StrEnum):
+    """Who is measured."""
+
+    BROKER = "queen"
+    FLOOR = "postgres"  # a hand-made queue in one table, without a broker
+
+
+class Work(StrEnum):
+    """What a client process does."""
+
+    PUSH = "push"
+    DRAIN = "drain"
+    LATENCY = "latency"
+    PARK = "park"
+    CREATE = "create"
+
+
+@frozen(kw_only=True)
+class Load:
+    """The work of one client process.
+
+    `address` is the broker's port or a libpq connection string. Numbers of messages begin at
+    `first`; `count` ends the work (PUSH), or is how many samples to take (LATENCY, PARK), or how
+    many partitions to make (CREATE). `seconds` ends PUSH and bounds DRAIN.
+    """
+
+    side: Side = field(converter=Side)
+    work: Work = field(converter=Work)
+    address: str
+    queue: str
+    connections: int = 1
+    batch: int = 1
+    partitions: int = 64
+    first: int = 0
+    count: int = ENDLESS
+    seconds: float = 60.0
+    groups: int = 0  # consumers spread over this many groups; 0 is queue mode
+    pace: float = 0.02  # seconds from one message to the next
+    warmup: int = 0  # calls (PUSH: per connection) that are not measured
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Load:
+        return cls(**json.loads(text))
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """What one client process did between `begun` and `last` (seconds of the machine's clock).
+
+    `total` is the sum of the numbers received, `unmeasured` counts the messages of the warm-up,
+    `latencies` are seconds per call (or from send to receipt), `cpu` seconds of this process.
+    """
+
+    count: int
+    total: int
+    unmeasured: int
+    begun: float
+    last: float
+    cpu: float
+    latencies: list[float]
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Outcome:
+        return cls(**json.loads(text))
