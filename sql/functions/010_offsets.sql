@@ -1,6 +1,7 @@
--- The first offset of a partition whose message was created at or after p_since; last offset + 1 when
--- there is none. created_at is monotone in the offset (spec 1, invariant 1), so this gallops back from
--- the newest row and then bisects: a handful of index look-ups, however long the history is.
+-- The first offset of a partition whose message was created at or after p_since, as far back as the
+-- sidecar reaches (beyond log_start: dedup outlives the segments); last offset + 1 when there is none.
+-- created_at is monotone in the offset (spec 1, invariant 1), so this gallops back from the newest row
+-- and then bisects: a handful of index look-ups, however long the history is.
 CREATE OR REPLACE FUNCTION queen.first_offset_since_v1(p_partition uuid, p_since timestamptz)
 RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -10,12 +11,12 @@ DECLARE
     v_step  bigint := 1;
     v_probe bigint;
 BEGIN
-    SELECT log_start, last_offset + 1 AS next_offset INTO v_row
+    SELECT txns_start, last_offset + 1 AS next_offset INTO v_row
       FROM queen.log_partitions WHERE id = p_partition;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    v_low := least(v_row.log_start, v_row.next_offset);
+    v_low := least(v_row.txns_start, v_row.next_offset);
     v_high := v_row.next_offset;
     IF p_since = '-infinity' THEN
         RETURN v_low;

@@ -12,7 +12,8 @@ RETURNS void LANGUAGE sql AS $$
         ON CONFLICT (tenant_id, name) DO NOTHING
 $$;
 
--- The same for partitions, and for the queues that they are in.
+-- The same for partitions, and for the queues that they are in. Those are locked against deletion: a queue
+-- that is just being deleted gets no partition, instead of breaking the foreign key.
 CREATE OR REPLACE FUNCTION queen.ensure_partitions_v1(p_tenant uuid, p_queues text[], p_partitions text[])
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -24,6 +25,7 @@ BEGIN
       JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = n.queue
      WHERE NOT EXISTS (SELECT FROM queen.log_partitions p WHERE p.queue_id = q.id AND p.name = n.partition)
      ORDER BY q.id, n.partition
+       FOR KEY SHARE OF q
         ON CONFLICT (queue_id, name) DO NOTHING;
 END $$;
 
@@ -91,6 +93,9 @@ BEGIN
     END IF;
 
     v_ids := queen.lock_partitions_v1(p_tenant, p_queues, p_partitions);
+    IF (SELECT count(DISTINCT u.id) FROM unnest(v_ids) AS u(id)) < cardinality(v_ids) THEN
+        RAISE EXCEPTION 'push_v1: a partition stands twice in one bundle' USING ERRCODE = '22023';
+    END IF;
     v_now := clock_timestamp();
 
     -- Dedup, exact, under the locks: only where something may have come since the caller last looked.

@@ -88,7 +88,9 @@ DECLARE
     v_cursor  record;
     v_queue   queen.queues;
     v_segment record;
+    v_start   bigint;          -- the first offset that this claim may take
     v_next    bigint;          -- the next offset to take
+    v_from    bigint;          -- the next offset that this segment has
     v_take    bigint;
     v_average bigint;          -- bytes a message, in this segment
     v_taken   integer := 0;    -- partitions
@@ -101,7 +103,7 @@ BEGIN
     v_durable := v_durable OR p_auto_ack;
 
     FOR v_part IN
-        SELECT p.id, p.name, p.queue_id, p.last_offset, c.partition_id IS NULL AS unseeded
+        SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, c.partition_id IS NULL AS unseeded
           FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task) p
           LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
          WHERE p.last_offset >= p.log_start
@@ -112,9 +114,12 @@ BEGIN
     LOOP
         EXIT WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
         IF v_part.unseeded THEN
+            -- A partition that is just being deleted is skipped: waiting for it could deadlock, and its
+            -- end would break the foreign key.
             INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
-            SELECT p.id, p_group, queen.first_offset_since_v1(p.id, v_point) - 1
+            SELECT p.id, p_group, greatest(queen.first_offset_since_v1(p.id, v_point), p.log_start) - 1
               FROM queen.log_partitions p WHERE p.id = v_part.id
+               FOR KEY SHARE SKIP LOCKED
                 ON CONFLICT DO NOTHING;
             v_durable := true;
         END IF;
@@ -130,33 +135,35 @@ BEGIN
             CONTINUE WHEN NOT FOUND;
         END IF;
 
-        v_next := v_cursor.committed + 1;
+        -- Retention may have passed the cursor.
+        v_start := greatest(v_cursor.committed + 1, v_part.log_start);
+        v_next := v_start;
         FOR v_segment IN
             SELECT s.base_offset, s.end_offset, s.raw_bytes, s.created_at, s.blob
               FROM queen.log_segments s
              WHERE s.partition_id = v_part.id
-               AND s.base_offset <= v_cursor.committed + v_left
+               AND s.base_offset < v_start + v_left
                AND s.base_offset >= coalesce(
                     (SELECT f.base_offset FROM queen.log_segments f
-                      WHERE f.partition_id = v_part.id AND f.base_offset <= v_cursor.committed + 1
+                      WHERE f.partition_id = v_part.id AND f.base_offset <= v_start
                       ORDER BY f.base_offset DESC LIMIT 1), 0)
-               AND s.end_offset > v_cursor.committed
+               AND s.end_offset >= v_start
              ORDER BY s.base_offset
         LOOP
             -- windowBuffer holds a partition until its oldest pending message has waited so long;
             -- delayedProcessing hides each message until it is that old.
             EXIT WHEN v_segment.created_at > v_now - make_interval(secs => v_queue.delayed_processing);
-            EXIT WHEN v_next = v_cursor.committed + 1
+            EXIT WHEN v_next = v_start
                   AND v_segment.created_at > v_now - make_interval(secs => v_queue.window_buffer);
             -- A segment that is larger than the room left counts by its average message; the first
             -- message of an answer always fits.
-            v_next := greatest(v_next, v_segment.base_offset);
+            v_from := greatest(v_next, v_segment.base_offset);
             v_average := greatest(v_segment.raw_bytes / (v_segment.end_offset - v_segment.base_offset + 1), 1);
-            v_take := least(v_segment.end_offset - v_next + 1, v_left,
+            v_take := least(v_segment.end_offset - v_from + 1, v_left,
                             greatest(v_room / v_average,
                                      CASE WHEN v_room = p_max_bytes THEN 1 ELSE 0 END));
             EXIT WHEN v_take <= 0;
-            v_next := v_next + v_take;
+            v_next := v_from + v_take;
             v_left := v_left - v_take;
             v_room := v_room - v_take * v_average;
             partition_id := v_part.id; partition_name := v_part.name; queue_name := v_queue.name;
@@ -166,7 +173,7 @@ BEGIN
             RETURN NEXT;
             EXIT WHEN v_next <= v_segment.end_offset;
         END LOOP;
-        CONTINUE WHEN v_next = v_cursor.committed + 1;
+        CONTINUE WHEN v_next = v_start;
 
         v_taken := v_taken + 1;
         IF p_auto_ack THEN

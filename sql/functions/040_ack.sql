@@ -97,8 +97,9 @@ BEGIN
         IF v_stop IS NULL THEN
             v_until := coalesce(v_done, v_until);
         ELSE
-            -- Only silent gaps below the highest completed offset are implied done.
-            v_until := greatest(v_until, least(v_done, v_stop - 1));
+            -- Only silent gaps below the highest completed offset are implied done: without a completed
+            -- one the cursor stays. (least() ignores NULL.)
+            v_until := greatest(v_until, least(coalesce(v_done, v_until), v_stop - 1));
         END IF;
 
         v_why := NULL; v_dead := false; v_drop := false; v_letter := NULL;

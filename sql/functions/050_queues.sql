@@ -10,10 +10,14 @@ DECLARE
     v_defaults jsonb;
     v_created  boolean;
 BEGIN
-    v_created := NOT EXISTS (SELECT FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_name);
-    PERFORM queen.ensure_queues_v1(p_tenant, ARRAY[p_name]);
-    SELECT * INTO STRICT v_old FROM queen.queues q
-     WHERE q.tenant_id = p_tenant AND q.name = p_name FOR NO KEY UPDATE;
+    LOOP    -- again, when the queue is deleted while we wait for its row
+        v_created := NOT EXISTS (SELECT FROM queen.queues q
+                                  WHERE q.tenant_id = p_tenant AND q.name = p_name);
+        PERFORM queen.ensure_queues_v1(p_tenant, ARRAY[p_name]);
+        SELECT * INTO v_old FROM queen.queues q
+         WHERE q.tenant_id = p_tenant AND q.name = p_name FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+    END LOOP;
 
     v_defaults := jsonb_build_object(
         'lease_time', 300, 'retry_limit', 3, 'dead_letter_queue', true, 'dlq_after_max_retries', true,
