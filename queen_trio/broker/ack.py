@@ -9,24 +9,20 @@ from __future__ import annotations
 from collections import deque
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-import structlog
 import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
-from queen_trio.model.ack import Ack, AckResult, AckStatus
-from queen_trio.model.message import hash_of
-from queen_trio.store import segments
+from queen_trio.model.ack import Ack, AckResult
 
 from .lanes import Lanes
 from .outage import ride_out
+from .targets import Target, ack_arguments, sort_into_targets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from datetime import datetime
-    from uuid import UUID
 
     from queen_trio.store.queries import AckRow, Store
 
@@ -35,33 +31,6 @@ if TYPE_CHECKING:
 ACK_LANES: Final = 2
 # What one call may carry; bounds how long it holds its cursor locks.
 CALL_MAX_TARGETS: Final = 128
-
-_encode = msgspec.json.encode
-log = structlog.get_logger(__name__)
-
-
-class _Target:
-    """What one request says of one (partition, group) under one lease."""
-
-    __slots__ = ("acks", "group", "lease_id", "letters", "partition_id", "results")
-
-    def __init__(self, partition_id: UUID, group: str, lease_id: str) -> None:
-        self.partition_id = partition_id
-        self.group = group
-        self.lease_id = lease_id
-        self.acks: list[Ack] = []
-        self.results: list[AckResult] = []
-        # By position, what a dead letter would need; complete once the message has been read.
-        self.letters: dict[int, dict[str, Any]] = {}
-
-    def add(self, ack: Ack, result: AckResult) -> None:
-        if ack.status in (AckStatus.FAILED, AckStatus.DEAD_LETTER):
-            self.letters[len(self.acks)] = {
-                "error": ack.error and ack.error.replace("\0", "\ufffd"),
-                "transactionId": ack.transaction_id,
-            }
-        self.acks.append(ack)
-        self.results.append(result)
 
 
 class _Request:
@@ -72,7 +41,7 @@ class _Request:
 
     __slots__ = ("done", "error", "open")
 
-    def __init__(self, targets: list[_Target]) -> None:
+    def __init__(self, targets: list[Target]) -> None:
         self.open = targets
         self.done = trio.Event()
         self.error: DatabaseError | None = None
@@ -98,19 +67,9 @@ class AckService:
         even if the caller is cancelled.
         """
         results = [AckResult(index, ack.transaction_id, True) for index, ack in enumerate(acks)]
-        targets: dict[tuple[UUID, str, str], _Target] = {}
-        for ack, result in zip(acks, results, strict=True):
-            if ack.partition_id is None:
-                result.success = False
-                result.error = "unresolvable: partitionId is not a UUID"
-                continue
-            key = (ack.partition_id, ack.group, ack.lease_id or "")
-            target = targets.get(key)
-            if target is None:
-                target = targets[key] = _Target(*key)
-            target.add(ack, result)
+        targets = sort_into_targets(acks, results)
         if targets:
-            await ride_out(partial(self._apply, _Request(list(targets.values()))))
+            await ride_out(partial(self._apply, _Request(targets)))
         return results
 
     async def extend(self, lease_id: str, seconds: int) -> tuple[int, datetime | None]:
@@ -168,13 +127,14 @@ class AckService:
         """Send the targets; those that turn out to need a message's payload, again with it."""
         while call:
             targets = [target for request in call for target in request.open]
-            rows = await self._send(targets)
-            undecided: set[_Target] = set()
+            rows = await self._store.ack(*ack_arguments(targets))
+            undecided: set[Target] = set()
             for row, target in zip(rows, targets, strict=True):
-                if row.needs_payload is None:
-                    self._answer(target, row)
-                else:
-                    await self._read_letter(target, row.needs_payload)
+                if row.verdicts is not None:
+                    target.answer(row.verdicts, lease_released=row.lease_released)
+                    self._tell_waiting(row, target.group)
+                elif row.needs_payload is not None:
+                    await target.read_letter(self._store, row.needs_payload)
                     undecided.add(target)
             for request in call:
                 request.open = [target for target in request.open if target in undecided]
@@ -182,73 +142,9 @@ class AckService:
                     request.done.set()
             call = [request for request in call if request.open]
 
-    async def _send(self, targets: list[_Target]) -> list[AckRow]:
-        letters = [
-            {"target": position, "item": item, **letter}
-            for position, target in enumerate(targets, start=1)
-            for item, letter in target.letters.items()
-        ]
-        return await self._store.ack(
-            [target.partition_id for target in targets],
-            [target.group for target in targets],
-            [target.lease_id for target in targets],
-            [b"".join([hash_of(ack.transaction_id) for ack in t.acks]) for t in targets],
-            ["".join([ack.status.value for ack in target.acks]) for target in targets],
-            _encode(letters).decode() if letters else "[]",
-        )
-
-    async def _read_letter(self, target: _Target, offset: int) -> None:
-        """Read the message at `offset` into the letters of its transactionId."""
-        rows = await self._store.segments_at(target.partition_id, [offset])
-        if rows:
-            record = segments.split(segments.decode(rows[0].blob))[offset - rows[0].base_offset]
-            message = _decode_message(record)
-            found = {
-                "transactionId": message.transactionId,
-                "messageId": message.id,
-                "traceId": message.traceId,
-                "producerSub": message.producerSub,
-                "payload": bytes(message.data).decode(),
-                "createdAt": rows[0].created_at.isoformat(),
-            }
-        else:  # retention was faster: the dead letter still tells that it was there
-            found = {"messageId": "", "payload": "null"}
-        for letter in target.letters.values():
-            if letter["transactionId"] == found.get("transactionId", letter["transactionId"]):
-                letter.update(found, offset=offset)
-
-    def _answer(self, target: _Target, row: AckRow) -> None:
-        assert row.verdicts is not None  # noqa: S101 - only a target that needs a payload has none
-        for ack, result, verdict in zip(target.acks, target.results, row.verdicts, strict=True):
-            result.leaseReleased = row.lease_released
-            if verdict == "d":
-                result.dlq = True
-            elif verdict == "n":
-                result.noop = True
-            elif verdict in _REFUSALS:
-                result.success = False
-                result.error = _REFUSALS[verdict].format(ack.transaction_id)
+    def _tell_waiting(self, row: AckRow, group: str) -> None:
         if row.more_in_queue is not None and row.more_in_partition is not None:
-            self._wakeups.notify([(row.more_in_queue, row.more_in_partition)], target.group)
-
-
-class _Message(msgspec.Struct):
-    id: str
-    transactionId: str
-    data: msgspec.Raw
-    traceId: str | None = None
-    producerSub: str | None = None
-
-
-_decode_message = msgspec.json.Decoder(_Message).decode
-
-_REFUSALS: Final = {
-    "a": "already committed: {}",
-    "u": "unresolvable: {} is not in the leased batch",
-    "l": "invalid or expired lease",
-    "x": "consumer not found",
-    "w": "not committed: an earlier message of this call was not completed",
-}
+            self._wakeups.notify([(row.more_in_queue, row.more_in_partition)], group)
 
 
 @asynccontextmanager
