@@ -60,6 +60,19 @@ def programs(place: Path) -> Path:
 
 
 @pytest.fixture
+def endless_initdb(place: Path, programs: Path) -> Path:
+    """Real programs, but for an initdb that never returns once it is done: no test is too late."""
+    directory = place / "endless"
+    directory.mkdir()
+    (directory / "postgres").symlink_to(programs / "postgres")
+    script = f'#!/bin/sh\n{programs}/initdb "$@" && while :; do sleep 0.1; done\n'
+    (directory / "initdb").write_text(script)
+    (directory / "initdb").chmod(0o755)
+    directory.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
 def sql() -> Callable[..., list[Any]]:
     """Run one statement on an embedded server, committed, and return its rows."""
 

@@ -86,9 +86,9 @@ async def test_an_orphan_that_does_not_stop_is_killed(place, start_broker, gone,
 
 
 async def test_a_broker_killed_during_initdb_does_not_block_the_next(
-    place, start_broker, until, sql
+    place, start_broker, endless_initdb, until, sql
 ):
-    broker = start_broker(place / "data")
+    broker = start_broker(place / "data", endless_initdb)
     await until((place / "data" / "postgres.initialising" / "PG_VERSION").exists)
     broker.kill()
     async with open_embedded(place / "data") as embedded:

@@ -147,12 +147,12 @@ async def test_cancelling_the_body_stops_the_server(place):
     assert not (place / "data" / "postgres" / "postmaster.pid").exists()
 
 
-async def test_cancelling_initdb_leaves_nothing_running(place, until, sql):
+async def test_cancelling_initdb_leaves_nothing_running(place, endless_initdb, until, sql):
     data_dir = place / "data"
     async with trio.open_nursery() as nursery:
 
         async def start() -> None:
-            async with open_embedded(data_dir):
+            async with open_embedded(data_dir, binaries=endless_initdb):
                 pytest.fail("cancelled too late")
 
         nursery.start_soon(start)
