@@ -117,7 +117,7 @@ class HangupWatcher:
         self._epoll = select.epoll() if use_epoll else None
 
     def watch(self, fd: int, callback: Callable[[], object]) -> Unwatch:
-        """Call `callback` once when the peer of `fd` hangs up; unwatch before closing `fd`."""
+        """Call `callback` once when the peer of `fd` hangs up; `drop` before closing `fd`."""
         callbacks = self._callbacks.get(fd)
         if callbacks is None:
             callbacks = self._callbacks[fd] = []
@@ -132,6 +132,11 @@ class HangupWatcher:
                     self._forget(fd)
 
         return unwatch
+
+    def drop(self, fd: int) -> None:
+        """Forget the watches of `fd`: its number will be another connection's."""
+        if fd in self._callbacks:
+            self._forget(fd)
 
     async def serve(self) -> None:
         """Run until cancelled."""

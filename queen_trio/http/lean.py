@@ -34,6 +34,7 @@ import structlog
 import trio
 
 from queen_trio.http.disconnect import EXTENSION, HangupWatcher, Unwatch, is_hung_up_nowait
+from queen_trio.http.limits import BodyBudget
 from queen_trio.http.listeners import BACKLOG
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class _Server:
         self.app = app
         self.limits = limits
         self.drain = drain
+        self.budget = BodyBudget.of(limits)
         self.watcher = HangupWatcher()
         self.connections: set[_Connection] = set()
         self._tick()
@@ -192,7 +194,7 @@ class _Connection:
         self._client = address[:2]
         self._local: tuple[Any, ...] | None = None
         self._extensions = {EXTENSION: self}
-        self._parser = _Parser(server.limits)
+        self._parser = _Parser(server.limits, server.budget)
         self._fresh = True  # No request came yet.
         self._reading = False
         self.broken = False
@@ -210,6 +212,7 @@ class _Connection:
             pass  # The client reset the connection: its business.
         finally:
             self.server.connections.discard(self)
+            self.server.watcher.drop(self._fd)
             self._parser.close()
             if self.broken:
                 # Reset: a stalled client's unread megabytes must not stay in the kernel.
@@ -325,6 +328,8 @@ class _Connection:
                 await self._report_failure(exchange, errors)
             if others is not None:
                 raise others from None
+        finally:
+            self._parser.give_back(len(request.body))
         return exchange.completed and exchange.keep_alive and not self.broken
 
     async def _report_failure(self, exchange: _Exchange, error: Exception) -> None:
@@ -581,13 +586,15 @@ class _Parser:
     """Bytes in, requests out, in `completed`; a `_Refused` there is the last thing that comes."""
 
     __slots__ = (
-        "_body", "_content_length", "_expect", "_head_bytes", "_headers", "_hosts", "_http",
-        "_limits", "_quiet_bytes", "_request", "_target", "_upgrade_body", "completed", "phase",
-        "wants_continue",
+        "_body", "_budget", "_content_length", "_expect", "_head_bytes", "_headers", "_held",
+        "_hosts", "_http", "_limits", "_quiet_bytes", "_request", "_target", "_upgrade_body",
+        "completed", "phase", "wants_continue",
     )  # fmt: skip
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, budget: BodyBudget) -> None:
         self._limits = limits
+        self._budget = budget
+        self._held = 0  # Of the budget.
         self._http: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.completed: list[_Request | _Refused] = []  # A deque takes 700 bytes.
         self.phase = _Phase.IDLE
@@ -612,8 +619,14 @@ class _Parser:
         completed, self.completed = self.completed, []
         return completed
 
+    def give_back(self, size: int) -> None:
+        """Note that a completed body of `size` bytes is answered."""
+        self._held -= size
+        self._budget.give_back(size)
+
     def close(self) -> None:
-        """Break the reference cycle with the parser in C."""
+        """Give back all that is held, and break the reference cycle with the parser in C."""
+        self.give_back(self._held)
         self._http = None
 
     def feed(self, data: bytes) -> None:
@@ -744,6 +757,9 @@ class _Parser:
             self._body += piece
         if len(self._body) > self._limits.max_body:
             raise _Refused(413, f"the body is larger than {self._limits.max_body} bytes")
+        if not self._budget.take(len(piece)):
+            raise _Refused(503, "too many request bodies are underway")
+        self._held += len(piece)
 
     def on_message_complete(self) -> None:
         if self._upgrade_body:

@@ -17,6 +17,8 @@ class HttpLimits:
 
     max_body: int = 64 * MIB
     """Above it: 413, before the rest is read (spec 2)."""
+    max_bodies: int = 512 * MIB
+    """Bodies in memory at once, over all connections: 503. One of `max_body` always fits."""
     max_head: int = 32 * KIB
     """Request line and headers together, and trailers: 431. A JWT of a few KiB must fit."""
     max_headers: int = 100
@@ -38,3 +40,27 @@ class HttpLimits:
     and the client might never read why."""
     sweep_seconds: float = 1.0
     """How often the times above are looked at."""
+
+
+@attrs.define(eq=False)
+class BodyBudget:
+    """The bytes of bodies that all connections of a server hold."""
+
+    limit: int
+    held: int = 0
+
+    @classmethod
+    def of(cls, limits: HttpLimits) -> BodyBudget:
+        """Return an unused budget."""
+        return cls(max(limits.max_bodies, limits.max_body))
+
+    def take(self, size: int) -> bool:
+        """Count `size` more bytes, to be given back; False when that is too much."""
+        if self.held + size > self.limit:
+            return False
+        self.held += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less."""
+        self.held -= size

@@ -23,6 +23,7 @@ import trio
 
 from queen_trio.config.server import HttpServer
 from queen_trio.http import lean
+from queen_trio.http.limits import BodyBudget
 from queen_trio.http.listeners import BACKLOG
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class _Guard:
     def __init__(self, app: App, limits: HttpLimits, drain: trio.Event) -> None:
         self._app = app
         self._limits = limits
+        self._budget = BodyBudget.of(limits)
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,11 +163,15 @@ class _Guard:
             await receive()
             await send({"type": "websocket.close", "code": 1000})
         else:
-            await self._answer(_Exchange(scope, receive, send, self._drain))
+            exchange = _Exchange(scope, receive, send, self._drain)
+            try:
+                await self._answer(exchange)
+            finally:
+                self._budget.give_back(exchange.body_size)
 
     async def _answer(self, exchange: _Exchange) -> None:
         try:
-            await exchange.receive_body(self._limits)
+            await exchange.receive_body(self._limits, self._budget)
         except _Refused as refused:
             await exchange.refuse(refused, self._limits.linger_seconds)
             return
@@ -199,13 +205,17 @@ class _Exchange:
         self._send = send
         self._drain = drain
         self._body: bytes | None = None
+        self.body_size = 0
         self._start: Message | None = None
         self._head_sent = False
         self.completed = False
         self.gone = False
 
-    async def receive_body(self, limits: HttpLimits) -> None:
-        """Collect the body for `receive`; raises _Refused when a limit is passed."""
+    async def receive_body(self, limits: HttpLimits, budget: BodyBudget) -> None:
+        """Collect the body for `receive`; raises _Refused when a limit is passed.
+
+        Whatever happens, the caller gives `body_size` back to the budget in the end.
+        """
         _check_head(self.scope, limits)
         too_large = _Refused(413, f"the body is larger than {limits.max_body} bytes")
         if any(
@@ -228,6 +238,9 @@ class _Exchange:
             body += piece
             if len(body) > limits.max_body:
                 raise too_large
+            if not budget.take(len(piece)):
+                raise _Refused(503, "too many request bodies are underway")
+            self.body_size += len(piece)
             more = message.get("more_body", False)
             earned = deadline + len(piece) / limits.min_body_rate
             deadline = min(earned, trio.current_time() + limits.body_seconds)

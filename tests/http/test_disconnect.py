@@ -69,7 +69,24 @@ async def test_unwatched_sockets_are_forgotten(pair: Any, use_epoll: bool) -> No
     assert not watcher._callbacks
 
 
-def test_hung_up(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@ways
+async def test_a_dropped_descriptor_starts_anew(pair: Any, use_epoll: bool) -> None:
+    ours, theirs = pair
+    watcher = HangupWatcher(use_epoll=use_epoll)
+    stale = watcher.watch(ours.fileno(), lambda: pytest.fail("called"))
+    watcher.drop(ours.fileno())
+    called = trio.Event()
+    watcher.watch(ours.fileno(), called.set)
+    stale()
+    theirs.close()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watcher.serve)
+            await called.wait()
+            nursery.cancel_scope.cancel()
+
+
+def test_hung_up(pair: Any) -> None:
     ours, theirs = pair
     assert not is_hung_up_nowait(ours.fileno())
     theirs.close()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queen_trio.http.lean import _Parser, _Phase, _Refused, _Request
+from queen_trio.http.limits import BodyBudget
 from tests.http.conformance import LIMITS, request
 from tests.http.test_server_exchanges import CHUNKED, UPGRADE
 from tests.http.test_server_refusals import AMBIGUOUS, BAD_CHUNKS
@@ -29,7 +30,7 @@ STREAMS = {
 
 def verdicts(pieces: list[bytes]) -> list[object]:
     """What a connection would do with `pieces`: requests, and perhaps a refusal as the last."""
-    parser = _Parser(LIMITS)
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
     found: list[object] = []
     for piece in pieces:
         parser.feed(piece)
@@ -61,14 +62,14 @@ def test_cut_anywhere(name: str, data: st.DataObject) -> None:
 @given(st.binary(max_size=300), st.sampled_from(sorted(STREAMS)), st.integers(0, 400))
 def test_any_bytes_are_parsed_or_refused(noise: bytes, name: str, at: int) -> None:
     stream = STREAMS[name]
-    parser = _Parser(LIMITS)
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
     parser.feed(stream[:at] + noise + stream[at:])
     assert all(isinstance(item, _Request) for item in parser.completed[:-1])
     parser.feed(b"never raises either")
 
 
 def test_many_small_chunks_take_no_more_memory_than_the_body() -> None:
-    parser = _Parser(LIMITS)
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
     parser.feed(CHUNKED[: CHUNKED.index(b"\r\n\r\n") + 4])
     for _ in range(100):
         parser.feed(b"1\r\nx\r\n" * 1000)
@@ -77,7 +78,7 @@ def test_many_small_chunks_take_no_more_memory_than_the_body() -> None:
 
 
 def test_line_ends_alone_are_bounded() -> None:
-    parser = _Parser(LIMITS)
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
     for _ in range(LIMITS.max_head // 2 + 1):
         parser.feed(b"\r\n")
     [refused] = parser.completed

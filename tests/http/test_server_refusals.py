@@ -7,6 +7,7 @@ import contextlib
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from queen_trio.config.server import HttpServer
 from tests.http.conformance import LIMITS, Client, request, running
@@ -228,6 +229,25 @@ async def test_a_client_that_sends_all_of_too_much_still_reads_why() -> None:
         await client.send(request("/echo", method="POST", body=b"x" * 5_000_000))
         answer = await client.answer()
         assert answer.status == 413
+
+
+@both
+async def test_bodies_underway_are_bounded_together(server: HttpServer) -> None:
+    limits = attrs.evolve(LIMITS, max_bodies=LIMITS.max_body)
+    half = b"x" * (LIMITS.max_body // 2)
+    head = request("/echo", f"Content-Length: {2 * len(half)}", method="POST")
+    async with running(server, limits=limits) as bench, bench.client() as second:
+        for _ in range(3):  # What the first holds comes back when it goes.
+            async with bench.client() as first:
+                await first.send(head + half)
+                await trio.testing.wait_all_tasks_blocked(0.02)
+                async with bench.client() as refused:
+                    answer = await refused.ask(head + half + b"x" * 100)
+                    assert answer.status == 503
+                assert (await second.ask(request())).status == 200
+            await trio.testing.wait_all_tasks_blocked(0.02)
+        for _ in range(3):  # And when it is answered.
+            assert (await second.ask(head + half + half)).status == 200
 
 
 QUICK = attrs.evolve(
