@@ -14,6 +14,7 @@ from .ack import AckService, open_ack_service
 from .pop import PopService
 from .push import PushService, open_push_service
 from .queues import QueueService
+from .transaction import TransactionService
 from .wakeups import Wakeups
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Broker:
     pushes: PushService
     pops: PopService
     acks: AckService
+    transactions: TransactionService
     queues: QueueService
     draining: bool = False
 
@@ -64,6 +66,7 @@ async def open_broker(config: Config, store: Store) -> AsyncIterator[Broker]:
                 pushes,
                 PopService(store, ids, wakeups, config.pop),
                 acks,
+                TransactionService(store, ids, wakeups),
                 QueueService(store, wakeups),
             )
         background.cancel_scope.cancel()

@@ -11,17 +11,18 @@ import structlog
 import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
-from queen_trio.model.ids import ZERO_UUID, Uuid7
 from queen_trio.store import segments
 from queen_trio.store.queries import VERIFIED_EVERYWHERE, PushRow, Store
 
 from .dedup import DedupFilter, Verified
 from .lanes import Lanes
+from .originals import original_ids
 from .segment import Draft, Drafted, Key, Segment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from queen_trio.model.ids import Uuid7
     from queen_trio.model.message import (
         PushItem,
         PushResult,
@@ -208,7 +209,11 @@ class PushService:
             for segment, row in committed:
                 await self._learn(segment, row)
         for segment, row in dirty:
-            segment.drop_duplicates(await self._originals(row))
+            segment.drop_duplicates(
+                await original_ids(
+                    self._store, row.partition_id, row.duplicate_at or [], row.duplicate_of or []
+                )
+            )
         return [segment for segment, _ in dirty if segment.drafts]
 
     async def _learn(self, segment: Segment, row: PushRow) -> None:
@@ -229,35 +234,6 @@ class PushService:
                 after = self._dedup.load(segment.key, row.partition_id, rows)
         except DatabaseError as error:
             log.debug("history not read", queue=segment.key[0], error=str(error))
-
-    async def _originals(self, row: PushRow) -> dict[int, str]:
-        """Positions of a segment's duplicates, with the message ids of their originals."""
-        assert row.duplicate_at is not None  # noqa: S101 - the row says that it has duplicates
-        assert row.duplicate_of is not None  # noqa: S101
-        found = {
-            original.message_offset: original
-            for original in await self._store.segments_at(row.partition_id, row.duplicate_of)
-        }
-        ids: dict[int, str] = {}
-        for position, offset in zip(row.duplicate_at, row.duplicate_of, strict=True):
-            original = found.get(offset)
-            ids[position] = (
-                ZERO_UUID
-                if original is None
-                else _message_id(original.blob, offset - original.base_offset)
-            )
-        return ids
-
-
-class _Identified(msgspec.Struct):
-    id: str
-
-
-_decode_id = msgspec.json.Decoder(_Identified).decode
-
-
-def _message_id(blob: bytes, position: int) -> str:
-    return _decode_id(segments.split(segments.decode(blob))[position]).id
 
 
 def _fail(todo: Sequence[Segment], error: str) -> None:

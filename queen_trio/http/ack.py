@@ -85,14 +85,34 @@ async def extend(broker: Broker, request: Request) -> Response:
 
 
 def _ack(body: _AckBody, group: str | None, where: str) -> Ack:
-    group = body.consumer_group or group or QUEUE_MODE_GROUP
-    return Ack(
-        _no_nul(body.transaction_id, f"{where}transactionId"),
-        _uuid(body.partition_id),
-        check_name(group, f"{where}consumerGroup"),
-        ack_status(body.status),
-        body.lease_id and _no_nul(body.lease_id, f"{where}leaseId"),
+    return ack_from_wire(
+        body.transaction_id,
+        body.partition_id,
+        body.status,
+        body.consumer_group or group,
+        body.lease_id,
         body.error,
+        where,
+    )
+
+
+def ack_from_wire(
+    transaction_id: str,
+    partition_id: str,
+    status: str | None,
+    group: str | None,
+    lease_id: str | None,
+    error: str | None,
+    where: str,
+) -> Ack:
+    """Make an Ack of what a body said; raises `ClientError` naming the field, after `where`."""
+    return Ack(
+        _no_nul(transaction_id, f"{where}transactionId"),
+        _uuid(partition_id),
+        check_name(group or QUEUE_MODE_GROUP, f"{where}consumerGroup"),
+        ack_status(status),
+        lease_id and _no_nul(lease_id, f"{where}leaseId"),
+        error,
     )
 
 

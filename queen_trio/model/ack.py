@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
 import msgspec
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 RETRY_WORDS: Final = frozenset({"retry"})
 DEAD_LETTER_WORDS: Final = frozenset({"dlq"})

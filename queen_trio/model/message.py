@@ -53,7 +53,7 @@ def partition_of(item: PushItem) -> str:
 
 
 def check_item(item: PushItem, index: int) -> None:
-    """Raise a ClientError that names the item and the field that can't be stored."""
+    """Raise a ClientError that names the item and the field that is missing or can't be stored."""
     try:
         check_name(item.queue, "queue")
         if item.partition is not None:
@@ -62,6 +62,8 @@ def check_item(item: PushItem, index: int) -> None:
             check_name(item.transaction_id, "transactionId", MAX_TRANSACTION_ID_BYTES)
     except ClientError as error:
         raise ClientError(f"items[{index}].{error}") from None
+    if not len(item.payload):  # an absent key; null has a length of four
+        raise ClientError(f"items[{index}]: object missing required field `payload`")
 
 
 def hash_of(transaction_id: str) -> bytes:

@@ -65,3 +65,8 @@ class Claim:
 
     lease_id: str
     partitions: list[ClaimedPartition]
+
+    @property
+    def count(self) -> int:
+        """How many messages it has."""
+        return sum(s.stop - s.first for part in self.partitions for s in part.segments)

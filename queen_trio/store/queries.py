@@ -48,6 +48,11 @@ _ACK = Statement(
     "SELECT ord, verdicts, lease_released, needs_payload, more_in_queue, more_in_partition"
     " FROM queen.ack_v1($1, $2, $3, $4, $5, $6::text::jsonb)",
 )
+_TRANSACTION = Statement(
+    "transaction",
+    "SELECT committed, pushes::text, acks::text, lost_lease FROM queen.transaction_v1("
+    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::text::jsonb, $14)",
+)
 _EXTEND = Statement("extend", "SELECT renewed, expires_at FROM queen.extend_v1($1, $2)")
 _RELEASE = Statement("release", "SELECT queen.release_v1($1)")
 _CONFIGURE = Statement(
@@ -116,6 +121,10 @@ class PopRow(NamedTuple):
     blob: bytes
 
 
+AckArguments = tuple[list[UUID], list[str], list[str], list[bytes], list[str], str]
+"""Partitions, groups, leases, hashes, statuses (aligned, one element a target), letters (JSON)."""
+
+
 class AckRow(NamedTuple):
     """What became of one target; `verdicts` has one letter an item, see sql/functions/040_ack."""
 
@@ -125,6 +134,15 @@ class AckRow(NamedTuple):
     needs_payload: int | None
     more_in_queue: str | None
     more_in_partition: str | None
+
+
+class TransactionRow(NamedTuple):
+    """What became of a transaction; `pushes` and `acks` are JSON arrays of push and ack rows."""
+
+    committed: bool
+    pushes: str
+    acks: str
+    lost_lease: str | None
 
 
 class QueueRow(NamedTuple):
@@ -238,6 +256,24 @@ class Store:
         """Apply targets in their order, in one transaction; `letters` is a JSON array."""
         rows = await self.pool.fetch(_ACK, partition_ids, groups, leases, hashes, statuses, letters)
         return [AckRow(*row) for row in rows]
+
+    async def transaction(
+        self,
+        queues: Sequence[str],
+        partitions: Sequence[str],
+        counts: Sequence[int],
+        raw_bytes: Sequence[int],
+        hashes: Sequence[bytes],
+        blobs: Sequence[bytes],
+        acks: AckArguments,
+        required_leases: Sequence[str],
+    ) -> TransactionRow:
+        """Push a bundle and apply targets, all or nothing."""
+        [row] = await self.pool.fetch(
+            _TRANSACTION, self.tenant, queues, partitions, counts, raw_bytes, hashes, blobs, *acks,
+            required_leases,
+        )  # fmt: skip
+        return TransactionRow(*row)
 
     async def extend(self, lease_id: str, seconds: int) -> tuple[int, datetime | None]:
         """Extend a lease; returns how many rows were live, and the earliest new expiry."""
