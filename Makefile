@@ -49,6 +49,12 @@ $(VENV)/serve: requirements.txt pyproject.toml | $(VENV)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/dev: requirements-dev.txt $(VENV)/serve
+# Older releases of the public client, each in a directory of its own: tests/client runs them all.
+CLIENTS := $(wildcard requirements-clients/*.txt)
+
+$(VENV)/dev: requirements-dev.txt $(CLIENTS) $(VENV)/serve
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@for lock in $(CLIENTS); do \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+			--target $(VENV)/clients/$$(basename $$lock .txt) -r $$lock || exit 1; done
 	@touch $@
