@@ -151,9 +151,11 @@ BEGIN
              ORDER BY s.base_offset
         LOOP
             -- windowBuffer holds a partition until its oldest pending message has waited so long;
-            -- delayedProcessing hides each message until it is that old.
-            EXIT WHEN v_segment.created_at > v_now - make_interval(secs => v_queue.delayed_processing);
-            EXIT WHEN v_next = v_start
+            -- delayedProcessing hides each message until it is that old. Without either nothing is
+            -- hidden: after a clock has stepped back, created_at is ahead of it.
+            EXIT WHEN v_queue.delayed_processing > 0
+                  AND v_segment.created_at > v_now - make_interval(secs => v_queue.delayed_processing);
+            EXIT WHEN v_next = v_start AND v_queue.window_buffer > 0
                   AND v_segment.created_at > v_now - make_interval(secs => v_queue.window_buffer);
             -- A segment that is larger than the room left counts by its average message; the first
             -- message of an answer always fits.

@@ -111,7 +111,7 @@ def ids(messages: Iterable[Delivered]) -> list[str]:
 
 
 class OneConnection:
-    """A `Pool.fetch` that always runs on the same connection, so that it may be in a transaction."""
+    """A `Pool.fetch` that always runs on the same connection, which may be in a transaction."""
 
     def __init__(self, connection: TrioConnection) -> None:
         self._connection = connection
