@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
@@ -78,12 +79,13 @@ class _Line:
 class Waiter:
     """One parked pop; a context manager that stands in line while its block runs."""
 
-    __slots__ = ("_event", "_line", "_wakeups")
+    __slots__ = ("_asking", "_event", "_line", "_wakeups")
 
     def __init__(self, wakeups: Wakeups, line: _Line) -> None:
         self._wakeups = wakeups
         self._line = line
         self._event = trio.Event()
+        self._asking = False  # woken, and what for is not yet decided
 
     def __enter__(self) -> Waiter:
         self._line.members += 1
@@ -91,16 +93,22 @@ class Waiter:
         self._stand()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._line.members -= 1
         self._wakeups.parked -= 1
         self._line.waiters.pop(self, None)
-        if self._event.is_set():
+        if self._event.is_set() or (self._asking and kind is not None):
             self._line.wake_first()
 
     async def wait_woken(self) -> None:
-        """Wait for a reason to ask the database again."""
+        """Wait for a reason to ask the database again.
+
+        Whoever leaves by an exception before it waits again has not asked: the next in line is
+        woken instead.
+        """
+        self._asking = False
         await self._event.wait()
+        self._asking = True
         self._event = trio.Event()
         self._stand()
 
@@ -176,10 +184,9 @@ class Wakeups:
     async def serve(self) -> None:
         """Re-probe for parked pops until cancelled; a database that is away is asked again."""
         while True:
-            if not self._heap:
-                self._changed = trio.Event()
+            self._changed = trio.Event()
+            with trio.move_on_at(self._heap[0][0] if self._heap else inf):
                 await self._changed.wait()
-            await trio.sleep_until(self._heap[0][0])
             due = self._take_due(trio.current_time() + TICK_SECONDS)
             if due:
                 try:
@@ -189,14 +196,13 @@ class Wakeups:
                     available = {}
                 for line in due:
                     self._settle(line, available.get(line.key, 0))
-            else:
-                await trio.lowlevel.checkpoint()
 
     # -- probing -------------------------------------------------------------------------------
 
     def _schedule(self, line: _Line) -> None:
         heapq.heappush(self._heap, (line.due, next(self._serial), line))
-        self._changed.set()
+        if self._heap[0][2] is line:
+            self._changed.set()
 
     def _take_due(self, until: float) -> list[_Line]:
         due: list[_Line] = []
@@ -236,7 +242,7 @@ class Wakeups:
                 line.wake_first()
         else:
             line.empties += 1
-            if line.empties > self._config.backoff_threshold:
+            if line.empties >= self._config.backoff_threshold:
                 line.interval = min(
                     line.interval * self._config.backoff_multiplier, self._config.max_ms / 1000
                 )

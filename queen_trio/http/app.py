@@ -13,12 +13,16 @@ import trio
 from queen_trio.errors import ClientError
 
 from . import ack, pop, push, queues, status
+from .disconnect import EXTENSION
 from .message import Handler, Request, Response
 from .problems import answer_error, problem
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from queen_trio.broker import Broker
 
+    from .disconnect import DisconnectHook
     from .lean import Receive, Scope, Send
 
 # What is left to do for an answer that could not be delivered: giving a claim back.
@@ -45,6 +49,10 @@ class App:
                 return
             body += message["body"]
         response = await self._respond(scope, receive, body)
+        if response.undelivered is not None and _is_gone_nowait(scope):
+            # The kernel would take the answer and drop it: the first write to the gone succeeds.
+            await _take_back(response.undelivered)
+            return
         try:
             await send(
                 {
@@ -56,10 +64,7 @@ class App:
             await send({"type": "http.response.body", "body": response.body})
         except OSError:
             if response.undelivered is not None:
-                with trio.CancelScope(
-                    shield=True, deadline=trio.current_time() + UNDELIVERED_SECONDS
-                ):
-                    await response.undelivered()
+                await _take_back(response.undelivered)
             raise
 
     async def _respond(self, scope: Scope, receive: Receive, body: bytes) -> Response:
@@ -68,16 +73,25 @@ class App:
             route, path = _match(scope)
             if route is None:
                 return problem(404, f"no such route: {scope['path']}", "no_such_route")
-            method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            handler = route.get(method)
+            handler = route.get(scope["method"])
             if handler is None:
-                allowed = ", ".join(sorted(route | ({"HEAD": None} if "GET" in route else {})))
+                allowed = ", ".join(sorted(route))
                 answer = problem(405, f"{scope['method']} is not allowed here, only {allowed}")
                 return Response(405, answer.body, (*answer.headers, (b"allow", allowed.encode())))
             what = f"{handler.__name__} failed".replace("_", " ")
             return await handler(self._broker, Request(scope, receive, body, path))  # type: ignore[no-any-return]
         except Exception as error:  # the request's boundary
             return answer_error(error, what)
+
+
+def _is_gone_nowait(scope: Scope) -> bool:
+    hook: DisconnectHook | None = scope.get("extensions", {}).get(EXTENSION)
+    return hook is not None and hook.is_gone_nowait()
+
+
+async def _take_back(undelivered: Callable[[], Awaitable[None]]) -> None:
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + UNDELIVERED_SECONDS):
+        await undelivered()
 
 
 def _headers(response: Response) -> list[tuple[bytes, bytes]]:
@@ -98,6 +112,10 @@ def _merge(*tables: Routes) -> Routes:
     for table in tables:
         for path, methods in table.items():
             merged.setdefault(path, {}).update(methods)
+    for path, methods in merged.items():
+        # A pop changes what it reads: a HEAD would throw its messages away.
+        if "GET" in methods and not path.startswith("/api/v1/pop"):
+            methods["HEAD"] = methods["GET"]
     return merged
 
 
