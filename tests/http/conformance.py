@@ -52,6 +52,11 @@ class Target(enum.Enum):
     INJECT = "/inject"
     SHORT = "/short"
     CLOSE = "/close"
+    STUBBORN = "/stubborn"
+    TWO_STARTS = "/two-starts"
+    NO_START = "/no-start"
+    TWO_ENDS = "/two-ends"
+    UNKNOWN = "/unknown"
 
 
 @attrs.define(eq=False)
@@ -138,6 +143,20 @@ async def _misbehave(target: Target, send: Any) -> None:
             await send({**start, "headers": [(b"content-length", b"10")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
             raise ZeroDivisionError("boom late")
+        case Target.STUBBORN:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_fail_when_cancelled)
+                await trio.sleep_forever()
+        case Target.TWO_STARTS:
+            await send(start)
+            await send(start)
+        case Target.NO_START:
+            await send({"type": "http.response.body"})
+        case Target.TWO_ENDS:
+            await _send(send, 200, b"once")
+            await send({"type": "http.response.body"})
+        case Target.UNKNOWN:
+            await send({"type": "http.response.surprise"})
         case Target.INJECT:
             await _send(send, 200, b"", (b"x", b"1\r\nset-cookie: evil"))
         case Target.SHORT:
@@ -145,6 +164,13 @@ async def _misbehave(target: Target, send: Any) -> None:
             await send({"type": "http.response.body", "body": b"half"})
         case Target.SILENT:
             pass
+
+
+async def _fail_when_cancelled() -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        raise ZeroDivisionError("cancelled")
 
 
 async def _send(send: Any, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
@@ -277,7 +303,6 @@ async def running(
     limits: HttpLimits = LIMITS,
     tls: TlsFiles | None = None,
     drain_seconds: float = 10,
-    wrap: Callable[[Any], Any] = lambda app: app,
 ) -> AsyncIterator[Bench]:
     """Run `server` on a free port of 127.0.0.1 until the block ends or drains it."""
     with trio.fail_after(PATIENCE_SECONDS):
@@ -287,7 +312,7 @@ async def running(
 
         async def run(task_status: trio.TaskStatus[Any]) -> None:
             await serve(
-                wrap(app),
+                app,
                 listeners,
                 limits,
                 server=server,

@@ -276,6 +276,24 @@ async def test_a_failing_application_is_a_500_logged_once(
     assert entry["exc_info"].__traceback__ is not None
 
 
+@pytest.mark.parametrize(
+    "target", [Target.TWO_STARTS, Target.NO_START, Target.UNKNOWN], ids=lambda t: t.name
+)
+async def test_a_misuse_of_send_is_a_failure(target: Target) -> None:
+    with capture_logs() as logs:
+        async with running(HttpServer.LEAN) as bench:
+            assert (await bench.ask(request(target.value))).status == 500
+    assert [entry["event"] for entry in logs] == ["http request failed"]
+
+
+async def test_a_failure_behind_the_answer_is_logged_and_harms_nothing() -> None:
+    with capture_logs() as logs:
+        async with running(HttpServer.LEAN) as bench, bench.client() as client:
+            assert (await client.ask(request(Target.TWO_ENDS.value))).body == b"once"
+            assert (await client.ask(request())).status == 200
+    assert [entry["event"] for entry in logs] == ["http request failed"]
+
+
 @both
 async def test_a_failure_behind_the_head_closes(server: HttpServer) -> None:
     with capture_logs() as logs:

@@ -208,6 +208,19 @@ async def test_the_drain_deadline_cancels_what_is_left(server: HttpServer) -> No
 
 
 @both
+async def test_an_error_beside_the_deadline_s_cancellation_is_only_logged(
+    server: HttpServer,
+) -> None:
+    with capture_logs() as logs:
+        async with running(server, drain_seconds=0.1) as bench, bench.client() as client:
+            await client.send(request(Target.STUBBORN.value))
+            await wait_for(lambda: bench.app.seen["/stubborn"] == 1)
+            bench.drain.set()
+            await bench.stopped.wait()
+    assert "http request failed" in [entry["event"] for entry in logs]
+
+
+@both
 async def test_a_client_that_stops_reading_cannot_stall_the_drain(server: HttpServer) -> None:
     impatient = attrs.evolve(LIMITS, write_seconds=1)
     limits = LIMITS if server is HttpServer.LEAN else impatient
