@@ -43,7 +43,17 @@ async def test_one_message(client: ModuleType, shared_broker: LiveBroker, name: 
 async def test_any_json_comes_back_as_it_was(
     client: ModuleType, shared_broker: LiveBroker, name: str
 ) -> None:
-    payloads = [None, False, 0, 1.5, "", 'ünïcode \u2028 \\ " 🜚', [], {}, {"a": [{"b": None}]}]
+    payloads: list[Any] = [
+        None,
+        False,
+        0,
+        1.5,
+        "",
+        'ünïcode \u2028 \\ " 🜚',
+        [],
+        {},
+        {"a": [{"b": None}]},
+    ]
     async with client.Queen(shared_broker.url) as queen:
         await queen.queue(name).push([{"data": payload} for payload in payloads])
         messages = await queen.queue(name).batch(100).wait(False).pop()
