@@ -50,7 +50,14 @@ EXIT_STOPPED: Final = 130
 @click.option("--samples", default=_DEFAULTS.samples, help="Messages in d and f.")
 @click.option("--polls", default=_DEFAULTS.polls, help="Parked polls in f.")
 @click.option("--partitions", default=_DEFAULTS.partitions, help="Partitions in g and h.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every sample.")
+@click.option("--idle-seconds", default=_DEFAULTS.idle_seconds, help="Rest of the polls in f.")
+@click.option(
+    "--json",
+    "details",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    default=None,
+    help="Also write a file with every sample.",
+)
 @click.option(
     "--scratch",
     type=click.Path(path_type=Path, exists=False),
@@ -58,7 +65,9 @@ EXIT_STOPPED: Final = 130
     help="Where PostgreSQL's data go for the time of the run; must not exist, and must be on the "
     "disk that is to be measured.  [default: a directory in /var/tmp]",
 )
-def main(workloads: str, count: int, as_json: bool, scratch: Path | None, **sizes: Any) -> None:
+def main(
+    workloads: str, count: int, details: Path | None, scratch: Path | None, **sizes: Any
+) -> None:
     """Measure push, drain and latency on this machine, on a PostgreSQL of its own.
 
     Takes about half a minute a round. Stop it with Ctrl-C: it stops what it started.
@@ -83,7 +92,9 @@ def main(workloads: str, count: int, as_json: bool, scratch: Path | None, **size
         shutil.rmtree(scratch, ignore_errors=True)
     if report is None:
         sys.exit(EXIT_STOPPED)
-    click.echo(report.json() if as_json else report.text())
+    click.echo(report.text())
+    if details is not None:
+        details.write_text(report.json())
 
 
 def _raise_file_limit() -> None:

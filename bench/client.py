@@ -180,10 +180,11 @@ async def park(load: Load, tally: Tally) -> None:
             tally.count += 1
             tally.total += message["data"]["i"]
 
-    waiting = [asyncio.create_task(wait(index)) for index in range(len(polls))]
     step = max(1, len(polls) // load.count)
     woken = list(range(0, len(polls), step))[: load.count]
     producers = {index: await connect_broker(loads[index], 0) for index in woken}
+    waiting = [asyncio.create_task(wait(index)) for index in range(len(polls))]
+    await asyncio.sleep(0)  # let every poll send its request
     await tally.start()
     for turn, index in enumerate(woken):
         await asyncio.sleep(max(0, tally.begun + turn * load.pace - time.perf_counter()))

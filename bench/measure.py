@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 # On top of a load's own seconds: connecting, warming up, a busy machine.
 PATIENCE_SECONDS: Final = 60.0
-GOODBYE_SECONDS: Final = 2.0
+KILL_SECONDS: Final = 2.0
 # Kernel threads alone use up to 0.2 cores here; more means that somebody else works too.
 SHARED_CORES: Final = 0.35
+
+
+# Parking thousands of polls keeps a broker busy for seconds after the last request was sent.
+SETTLED_CORES: Final = 0.25
+SETTLE_WINDOW_SECONDS: Final = 0.5
+SETTLE_MAX_SECONDS: Final = 30.0
 
 
 class WrongCount(Exception):
@@ -82,8 +88,8 @@ class Sample:
 async def run_clients(site: Site, loads: Sequence[Load], *, idle_seconds: float = 0.0) -> Sample:
     """Run one client process for each load, all at once, and measure from GO to the last report.
 
-    With `idle_seconds` they are left alone for that long, once connected. Raises RuntimeError for a
-    client that fails, `trio.TooSlowError` for one that hangs.
+    With `idle_seconds` they are left alone for that long, once they are connected and quiet. Raises
+    RuntimeError for a client that fails, `trio.TooSlowError` for one that hangs.
     """
     allowed = max(load.seconds for load in loads) + idle_seconds + PATIENCE_SECONDS
     memory = pss_mib(site.broker.pid)
@@ -92,6 +98,8 @@ async def run_clients(site: Site, loads: Sequence[Load], *, idle_seconds: float 
             for client in clients:
                 if await client.line() != "READY":
                     raise RuntimeError("a client didn't get ready")
+            if idle_seconds:
+                await _wait_settled(site)
             grown = pss_mib(site.broker.pid) - memory
             resting = usage(site.broker.pid, site.postgres.pid)
             await trio.sleep(idle_seconds)
@@ -126,6 +134,17 @@ async def run_clients(site: Site, loads: Sequence[Load], *, idle_seconds: float 
     )
 
 
+async def _wait_settled(site: Site) -> None:
+    """Wait until what the clients set off is done (or time has shown that it never is)."""
+    with trio.move_on_after(SETTLE_MAX_SECONDS):
+        while True:
+            begun = usage(site.broker.pid, site.postgres.pid)
+            await trio.sleep(SETTLE_WINDOW_SECONDS)
+            used = usage(site.broker.pid, site.postgres.pid).since(begun)
+            if used.broker + used.postgres < SETTLED_CORES * used.at:
+                return
+
+
 def _percentile(ordered: Sequence[float], share: float) -> float | None:
     """The value in ms below which `share` of the sorted seconds lie."""
     if not ordered:
@@ -156,14 +175,10 @@ class _Client:
         await self.process.stdin.send_all(b"GO\n")
 
     async def leave(self) -> None:
-        """Let it end; kill it if it doesn't."""
+        """Let it end, after it has reported."""
         assert self.process.stdin is not None
         await self.process.stdin.aclose()
-        with trio.move_on_after(GOODBYE_SECONDS):
-            await self.process.wait()
-        if self.process.poll() is None:
-            self.process.kill()
-            await self.process.wait()
+        await self.process.wait()
 
 
 @asynccontextmanager
@@ -179,7 +194,11 @@ async def _open_clients(loads: Sequence[Load]) -> AsyncIterator[list[_Client]]:
             )
             clients.append(_Client(process))
         yield clients
+        for client in clients:
+            await client.leave()
     finally:
-        with trio.move_on_after(2 * GOODBYE_SECONDS, shield=True):
+        for client in clients:
+            client.process.kill()  # does nothing to one that has ended
+        with trio.move_on_after(KILL_SECONDS, shield=True):
             for client in clients:
-                await client.leave()
+                await client.process.wait()

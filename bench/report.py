@@ -38,12 +38,14 @@ class Row:
 
     def median(self, field: str) -> float:
         values: list[float] = [getattr(sample, field) or 0.0 for sample in self.samples]
-        return statistics.median(values)
+        return float(statistics.median(values))
 
     def per_thousand(self, field: str) -> float:
         """Milliseconds of CPU per 1,000 messages."""
-        return statistics.median(
-            getattr(sample, field) / sample.count * 1e6 for sample in self.samples
+        return float(
+            statistics.median(
+                getattr(sample, field) / sample.count * 1e6 for sample in self.samples
+            )
         )
 
     @property

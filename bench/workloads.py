@@ -28,7 +28,6 @@ GROUPS: Final = 5
 PROCESSES: Final = 2
 # Apart by more than one process sends in a run.
 NUMBERS_APART: Final = 10**9
-IDLE_SECONDS: Final = 5.0
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +39,7 @@ class Sizes:
     samples: int = 150
     polls: int = 2_000
     partitions: int = 20_000
+    idle_seconds: float = 5.0
 
 
 @attrs.frozen
@@ -159,7 +159,7 @@ async def parked(trial: Trial) -> Sample:
     sample = await run_clients(
         trial.site,
         [trial.load(Work.PARK, connections=trial.sizes.polls, count=woken, partitions=1)],
-        idle_seconds=IDLE_SECONDS,
+        idle_seconds=trial.sizes.idle_seconds,
     )
     _expect("polls woken", sample.count, woken)
     return sample
