@@ -43,6 +43,9 @@ class _Operation(msgspec.Struct, rename="camel"):
 class _TransactionBody(msgspec.Struct, rename="camel"):
     operations: list[_Operation]
     required_leases: list[str] | None = None
+    # Riders of the client that this broker can't carry, see _refuse_riders.
+    kv: list[msgspec.Raw] | None = None
+    timers: list[msgspec.Raw] | None = None
 
 
 _decoder = msgspec.json.Decoder(_TransactionBody)
@@ -51,6 +54,7 @@ _decoder = msgspec.json.Decoder(_TransactionBody)
 async def transaction(broker: Broker, request: Request) -> Response:
     """Push and acknowledge, all or nothing; a refusal is a 200 with `success: false`."""
     body = decode_untrusted(_decoder, request.body)
+    _refuse_riders(body)
     pushes: list[PushItem] = []
     acks: list[Ack] = []
     order: list[tuple[str, int]] = []  # results come back in the order of the operations
@@ -69,6 +73,15 @@ async def transaction(broker: Broker, request: Request) -> Response:
         TransactionRequest(pushes, acks, _leases(body.required_leases))
     )
     return json_response(_answer(outcome, order))
+
+
+def _refuse_riders(body: _TransactionBody) -> None:
+    """Refuse what must not be ignored: the client's `once` and `guard` are conditions in `kv`."""
+    for rider, present in (("kv", body.kv), ("timers", body.timers)):
+        if present:
+            raise ClientError(
+                f"{rider} in a transaction is not supported", code=f"{rider}_unsupported"
+            )
 
 
 def _items(operation: _Operation, where: str) -> list[PushItem]:
