@@ -1,11 +1,18 @@
--- Create the queues that don't exist yet. A dotted name gives namespace and task: orders.created.
+-- A dotted name gives namespace and task: orders.created.
+CREATE OR REPLACE FUNCTION queen.namespace_of_v1(p_name text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN strpos(p_name, '.') > 0 THEN split_part(p_name, '.', 1) ELSE '' END
+$$;
+
+CREATE OR REPLACE FUNCTION queen.task_of_v1(p_name text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN strpos(p_name, '.') > 0 THEN substr(p_name, strpos(p_name, '.') + 1) ELSE '' END
+$$;
+
+-- Create the queues that don't exist yet.
 -- Ordered by name, so that two calls that create the same ones can't deadlock.
 CREATE OR REPLACE FUNCTION queen.ensure_queues_v1(p_tenant uuid, p_queues text[])
 RETURNS void LANGUAGE sql AS $$
     INSERT INTO queen.queues (tenant_id, name, namespace, task)
-    SELECT p_tenant, n.name,
-           CASE WHEN strpos(n.name, '.') > 0 THEN split_part(n.name, '.', 1) ELSE '' END,
-           CASE WHEN strpos(n.name, '.') > 0 THEN substr(n.name, strpos(n.name, '.') + 1) ELSE '' END
+    SELECT p_tenant, n.name, queen.namespace_of_v1(n.name), queen.task_of_v1(n.name)
       FROM (SELECT DISTINCT unnest(p_queues) COLLATE "C" AS name) n
      WHERE NOT EXISTS (SELECT FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = n.name)
      ORDER BY n.name

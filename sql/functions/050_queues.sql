@@ -8,15 +8,14 @@ DECLARE
     v_old      queen.queues;
     v_new      queen.queues;
     v_defaults jsonb;
-    v_created  boolean;
 BEGIN
-    LOOP    -- again, when the queue is deleted while we wait for its row
-        v_created := NOT EXISTS (SELECT FROM queen.queues q
-                                  WHERE q.tenant_id = p_tenant AND q.name = p_name);
-        PERFORM queen.ensure_queues_v1(p_tenant, ARRAY[p_name]);
+    LOOP    -- again, when somebody else creates or deletes it meanwhile
         SELECT * INTO v_old FROM queen.queues q
          WHERE q.tenant_id = p_tenant AND q.name = p_name FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
+        INSERT INTO queen.queues (tenant_id, name, namespace, task, lease_time)
+        VALUES (p_tenant, p_name, queen.namespace_of_v1(p_name), queen.task_of_v1(p_name), 300)
+            ON CONFLICT (tenant_id, name) DO NOTHING;
     END LOOP;
 
     v_defaults := jsonb_build_object(
@@ -26,7 +25,7 @@ BEGIN
         'encryption_enabled', false, 'dedup_window_seconds', 3600, 'priority', 0, 'ttl', 0, 'max_size', 0,
         'retry_delay', 0);
     v_new := jsonb_populate_record(v_old,
-        CASE WHEN p_replace OR v_created THEN v_defaults ELSE '{}' END
+        CASE WHEN p_replace THEN v_defaults ELSE '{}' END
         || (SELECT coalesce(jsonb_object_agg(o.key, CASE WHEN o.value = 'null' THEN v_defaults->o.key
                                                          ELSE o.value END), '{}')
               FROM jsonb_each(p_options) o));

@@ -23,7 +23,7 @@ async def counts(log: Log) -> tuple[int, int]:
     [row] = await log.execute(
         "SELECT (SELECT count(*) FROM queen.log_segments), (SELECT count(*) FROM queen.log_txns)"
     )
-    return row  # type: ignore[return-value]
+    return row
 
 
 class TestAllocation:
