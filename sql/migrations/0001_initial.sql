@@ -50,8 +50,12 @@ CREATE TABLE queen.log_partitions (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 2000, vacuum_truncate = off);
 CREATE INDEX log_partitions_last_write ON queen.log_partitions (last_write_at);
-CREATE INDEX log_partitions_oldest_live ON queen.log_partitions (oldest_live_at) WHERE oldest_live_at IS NOT NULL;
-CREATE INDEX log_partitions_oldest_txn ON queen.log_partitions (oldest_txn_at) WHERE oldest_txn_at IS NOT NULL;
+-- What retention, sidecar purge and clean-up look for. No column of theirs moves with a push, except the
+-- first one into an empty partition.
+CREATE INDEX log_partitions_oldest_live ON queen.log_partitions (queue_id, oldest_live_at)
+    WHERE oldest_live_at IS NOT NULL;
+CREATE INDEX log_partitions_oldest_txn ON queen.log_partitions (oldest_txn_at) WHERE txns_start < log_start;
+CREATE INDEX log_partitions_empty ON queen.log_partitions (last_write_at) WHERE oldest_live_at IS NULL;
 
 -- raw_bytes is the size of the decompressed blob: a pop bounds its answer with it.
 CREATE TABLE queen.log_segments (
