@@ -118,11 +118,10 @@ def _flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         )
 
 
-def _each(cls: type[object]) -> Callable[[object, object, tuple[object, ...]], None]:
-    def check(_: object, __: object, items: tuple[object, ...]) -> None:
-        for item in items:
-            if not isinstance(item, cls):
-                raise LocalProtocolError(f"items must be {cls.__name__}, not {item!r}")
+def _tuple_of(cls: type[object]) -> Callable[[object, object, object], None]:
+    def check(_: object, __: object, items: object) -> None:
+        if not isinstance(items, tuple) or not all(isinstance(item, cls) for item in items):
+            raise LocalProtocolError(f"items must be a tuple of {cls.__name__}")
 
     return check
 
@@ -145,9 +144,7 @@ class MessageAvailable:
 class MessageAvailableBatch:
     """Many MessageAvailable in one frame."""
 
-    items: tuple[MessageAvailable, ...] = attrs.field(
-        converter=tuple, validator=_each(MessageAvailable)
-    )
+    items: tuple[MessageAvailable, ...] = attrs.field(validator=_tuple_of(MessageAvailable))
 
 
 @attrs.frozen
@@ -178,7 +175,7 @@ class HotlistMark:
 class HotlistDirtyBatch:
     """Mark these candidates pending."""
 
-    items: tuple[HotlistMark, ...] = attrs.field(converter=tuple, validator=_each(HotlistMark))
+    items: tuple[HotlistMark, ...] = attrs.field(validator=_tuple_of(HotlistMark))
 
 
 @attrs.frozen

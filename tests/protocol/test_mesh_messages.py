@@ -19,13 +19,14 @@ hellos = st.builds(wire.Hello, text, st.text("0123456789abcdefABCDEF", min_size=
 messages = st.one_of(
     st.builds(wire.MessageAvailable, text, text, optional),
     st.builds(
-        wire.MessageAvailableBatch, st.lists(st.builds(wire.MessageAvailable, text, text, optional))
+        wire.MessageAvailableBatch,
+        st.lists(st.builds(wire.MessageAvailable, text, text, optional)).map(tuple),
     ),
     st.just(wire.Heartbeat()),
     hellos,
     st.builds(
         wire.HotlistDirtyBatch,
-        st.lists(st.builds(wire.HotlistMark, text, text, optional, optional)),
+        st.lists(st.builds(wire.HotlistMark, text, text, optional, optional)).map(tuple),
     ),
     st.builds(wire.QueueConfigSet, text, optional),
     st.builds(wire.QueueConfigDelete, text, optional),
@@ -187,9 +188,11 @@ def test_a_flag_is_a_bool(value: Any) -> None:
 
 def test_a_batch_holds_items_of_its_own_kind() -> None:
     with pytest.raises(wire.LocalProtocolError):
-        wire.MessageAvailableBatch([wire.HotlistMark("q", "p")])  # type: ignore[list-item]
+        wire.MessageAvailableBatch((wire.HotlistMark("q", "p"),))  # type: ignore[arg-type]
     with pytest.raises(wire.LocalProtocolError):
-        wire.HotlistDirtyBatch([wire.MessageAvailable("q", "p")])  # type: ignore[list-item]
+        wire.HotlistDirtyBatch((wire.MessageAvailable("q", "p"),))  # type: ignore[arg-type]
+    with pytest.raises(wire.LocalProtocolError):
+        wire.MessageAvailableBatch([])  # type: ignore[arg-type]
 
 
 def test_what_no_frame_holds_isnt_sent() -> None:
@@ -197,7 +200,7 @@ def test_what_no_frame_holds_isnt_sent() -> None:
         wire.encode(wire.Hello("\U0001f4e6" * 4096, "00", ""))
     item = wire.MessageAvailable("q" * 4096, "p" * 4096)
     with pytest.raises(wire.LocalProtocolError, match="larger"):
-        wire.encode(wire.MessageAvailableBatch([item] * 2048))
+        wire.encode(wire.MessageAvailableBatch((item,) * 2048))
 
 
 def test_the_largest_hello_passes_both_ends() -> None:

@@ -34,12 +34,12 @@ CLASSES = {
 ONE_OF_EACH: dict[wire.FrameType, Any] = {
     wire.FrameType.MESSAGE_AVAILABLE: wire.MessageAvailable("q", "p"),
     wire.FrameType.MESSAGE_AVAILABLE_BATCH: wire.MessageAvailableBatch(
-        [wire.MessageAvailable("q", "p", "t")]
+        (wire.MessageAvailable("q", "p", "t"),)
     ),
     wire.FrameType.HEARTBEAT: wire.Heartbeat(),
     wire.FrameType.HELLO: wire.Hello("queen-a", NONCE, wire.sign_nonce(SECRET, NONCE)),
     wire.FrameType.HOTLIST_DIRTY_BATCH: wire.HotlistDirtyBatch(
-        [wire.HotlistMark("q", "p", group="g")]
+        (wire.HotlistMark("q", "p", group="g"),)
     ),
     wire.FrameType.QUEUE_CONFIG_SET: wire.QueueConfigSet("q"),
     wire.FrameType.QUEUE_CONFIG_DELETE: wire.QueueConfigDelete("q", "t"),
