@@ -1,0 +1,108 @@
+"""The mesh wire, sans-I/O: frames, messages, the handshake and the state machine of one link.
+
+It must not do I/O, read a clock, draw random numbers or log: whoever owns the socket does these.
+It imports the standard library and attrs, nothing else, and never imports queen_trio.
+Read next: ../mesh.md (the wire, in prose), link.py (the theory of operation), ../vectors/.
+"""
+
+from queen_protocol.errors import (
+    FramingError,
+    HandshakeError,
+    LocalProtocolError,
+    PayloadError,
+    ProtocolError,
+    Reason,
+    RemoteProtocolError,
+    SequenceError,
+)
+from queen_protocol.frames import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    PREFIX_BYTES,
+    Frame,
+    FrameDecoder,
+    encode_frame,
+)
+from queen_protocol.handshake import (
+    HelloOrigin,
+    HelloVerifier,
+    NonceMemory,
+    hello_origin,
+    sign_nonce,
+)
+from queen_protocol.link import (
+    TRANSITIONS,
+    FrameKind,
+    InboundLink,
+    LinkState,
+    OutboundLink,
+    frame_kind,
+)
+from queen_protocol.messages import (
+    MAX_DEPTH,
+    MAX_NAME_CHARS,
+    MAX_NONCE_CHARS,
+    FrameType,
+    Heartbeat,
+    Hello,
+    HotlistDirtyBatch,
+    HotlistMark,
+    MaintenanceModeSet,
+    Message,
+    MessageAvailable,
+    MessageAvailableBatch,
+    PopMaintenanceModeSet,
+    QueueConfigDelete,
+    QueueConfigSet,
+    UnknownFrame,
+    decode_untrusted,
+    encode,
+    frame_type,
+)
+
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_FRAME_BYTES",
+    "MAX_HELLO_BYTES",
+    "MAX_NAME_CHARS",
+    "MAX_NONCE_CHARS",
+    "PREFIX_BYTES",
+    "TRANSITIONS",
+    "Frame",
+    "FrameDecoder",
+    "FrameKind",
+    "FrameType",
+    "FramingError",
+    "HandshakeError",
+    "Heartbeat",
+    "Hello",
+    "HelloOrigin",
+    "HelloVerifier",
+    "HotlistDirtyBatch",
+    "HotlistMark",
+    "InboundLink",
+    "LinkState",
+    "LocalProtocolError",
+    "MaintenanceModeSet",
+    "Message",
+    "MessageAvailable",
+    "MessageAvailableBatch",
+    "NonceMemory",
+    "OutboundLink",
+    "PayloadError",
+    "PopMaintenanceModeSet",
+    "ProtocolError",
+    "QueueConfigDelete",
+    "QueueConfigSet",
+    "Reason",
+    "RemoteProtocolError",
+    "SequenceError",
+    "UnknownFrame",
+    "decode_untrusted",
+    "encode",
+    "encode_frame",
+    "frame_kind",
+    "frame_type",
+    "hello_origin",
+    "sign_nonce",
+]
