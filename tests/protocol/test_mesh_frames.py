@@ -6,10 +6,11 @@ import struct
 import tracemalloc
 
 import pytest
-import queen_protocol as wire
 from hypothesis import given
 from hypothesis import strategies as st
 from wire_vectors import in_pieces, raw_frame
+
+import queen_protocol as wire
 
 MIB = 1024 * 1024
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import attrs
 import pytest
-import queen_protocol as wire
 from hypothesis import given
 from hypothesis import strategies as st
-from queen_protocol import FrameKind, FrameType, LinkState, Reason
 from wire_vectors import (
     NONCE,
     ONE_OF_EACH,
@@ -23,6 +21,9 @@ from wire_vectors import (
     raw_frame,
     run,
 )
+
+import queen_protocol as wire
+from queen_protocol import FrameKind, FrameType, LinkState, Reason
 
 HELLO = ONE_OF_EACH[FrameType.HELLO]
 GREETING = wire.encode(HELLO)

@@ -8,10 +8,11 @@ import time
 from typing import Any
 
 import pytest
-import queen_protocol as wire
 from hypothesis import given
 from hypothesis import strategies as st
 from wire_vectors import CLASSES, ONE_OF_EACH
+
+import queen_protocol as wire
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 optional = st.none() | text

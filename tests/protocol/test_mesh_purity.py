@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 import queen_protocol as wire
 
 SOURCES = sorted(Path(wire.__file__).parent.glob("*.py"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import queen_protocol as wire
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,8 +20,10 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
-from queen_protocol import LinkState, Reason
 from wire_vectors import ONE_OF_EACH, SECRET, raw_frame
+
+import queen_protocol as wire
+from queen_protocol import LinkState, Reason
 
 HINTS = [m for t, m in ONE_OF_EACH.items() if t is not wire.FrameType.HELLO]
 CAPACITY = 2  # nonces; few, so that runs get to forgetting

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import queen_protocol as wire
 from wire_vectors import (
     CLASSES,
     Outcome,
@@ -16,6 +15,8 @@ from wire_vectors import (
     run,
     stream_of,
 )
+
+import queen_protocol as wire
 
 MESSAGES = load("messages.json")
 STREAMS = load("streams.json")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+
 import queen_protocol as wire
 
 if TYPE_CHECKING:
