@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -180,11 +181,28 @@ async def test_conflation_is_refused_aloud(
             await queen.queue(name).group("g").conflation().wait(False).pop()
 
 
+@pytest.mark.parametrize("option", ["delayed_processing", "window_buffer"])
+@current_only
 @hosted
-async def test_delayed_processing(client: ModuleType, shared_broker: LiveBroker, name: str) -> None:
+async def test_messages_held_back(
+    client: ModuleType, shared_broker: LiveBroker, name: str, option: str
+) -> None:
+    """A poll that begins before a message is due ends when it is, not before."""
     async with client.Queen(shared_broker.url) as queen:
-        await queen.queue(name).config({"delayed_processing": 1}).create()
-        await queen.queue(name).push({"data": "later"})
-        assert await queen.queue(name).wait(False).pop() == []
-        (message,) = await queen.queue(name).batch(1).pop()
-    assert message["data"] == "later"
+        await queen.queue(name).config({option: 1}).create()
+        await queen.queue(name).push([{"data": n} for n in range(3)])
+        messages = await queen.queue(name).batch(9).pop()
+    assert [message["data"] for message in messages] == [0, 1, 2]
+    age = datetime.now(UTC) - datetime.fromisoformat(messages[0]["createdAt"])
+    assert age >= timedelta(seconds=1)
+
+
+@current_only
+@hosted
+async def test_a_framed_pop_reads_our_json(
+    client: ModuleType, shared_broker: LiveBroker, name: str
+) -> None:
+    async with client.Queen(shared_broker.url, framed_pop=True) as queen:
+        await queen.queue(name).push({"data": 1})
+        (message,) = await queen.queue(name).batch(1).wait(False).pop()
+    assert message["data"] == 1

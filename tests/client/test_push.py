@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import httpx
+import pytest
+
 from tests.client.hosting import hosted
+from tests.client.releases import CURRENT
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -168,3 +172,16 @@ async def test_close_flushes_the_buffers(
         await queen.queue(name).buffer(buffer).push([{"data": n} for n in range(5)])
     async with client.Queen(shared_broker.url) as queen:
         assert await pop_all(queen, name, 5) == list(range(5))
+
+
+@pytest.mark.parametrize("release", [CURRENT], indirect=True)
+@pytest.mark.parametrize("push_compression", [False, True])
+@hosted
+async def test_the_binary_push_body_is_refused(
+    client: ModuleType, shared_broker: LiveBroker, name: str, push_compression: bool
+) -> None:
+    options = {"binary_push": True, "push_compression": push_compression}
+    async with client.Queen(shared_broker.url, **options) as queen:
+        with pytest.raises(httpx.HTTPStatusError, match="the body is not valid"):
+            await queen.queue(name).push({"data": 1})
+        assert await queen.queue(name).wait(False).pop() == []
