@@ -1,0 +1,80 @@
+"""One configured peer: its bounded queue of frames, and what is known of the link to it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+from attrs import define, field, frozen
+
+# Per peer (seeds, "Loss is designed in"): a peer that is so many frames behind is not worth more.
+QUEUE_FRAMES: Final = 1024
+
+
+@frozen
+class PeerStatistics:
+    """One row of the stats route."""
+
+    host: str
+    port: int
+    connected: bool
+    resolved_ip: str | None
+    sent: int
+    dropped: int
+
+
+@define(eq=False)
+class Peer:
+    """A peer that we dial. `send_nowait` takes frames while the link is up, and drops otherwise."""
+
+    host: str
+    port: int
+    connected: bool = False
+    resolved_ip: str | None = None
+    sent: int = 0
+    dropped: int = 0
+    # This entry leads back to ourselves (spec 8.29): it is not dialled again.
+    is_self: bool = False
+    _send: trio.MemorySendChannel[bytes] = field(init=False)
+    _receive: trio.MemoryReceiveChannel[bytes] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[bytes](QUEUE_FRAMES)
+
+    def send_nowait(self, frame: bytes) -> None:
+        """Queue a frame; drop and count it when the link is down or the peer too slow."""
+        if self.connected:
+            try:
+                self._send.send_nowait(frame)
+            except trio.WouldBlock:
+                pass
+            else:
+                return
+        self.dropped += 1
+
+    async def wait_frame(self) -> bytes:
+        """Wait for a queued frame."""
+        return await self._receive.receive()
+
+    def take_nowait(self, limit_bytes: int) -> list[bytes]:
+        """Take queued frames of about `limit_bytes` together, maybe none."""
+        frames: list[bytes] = []
+        size = 0
+        while size < limit_bytes:
+            try:
+                frame = self._receive.receive_nowait()
+            except trio.WouldBlock:
+                break
+            frames.append(frame)
+            size += len(frame)
+        return frames
+
+    def discard_nowait(self) -> None:
+        """Drop what was queued for a link that is gone: stale wakes are pointless."""
+        while frames := self.take_nowait(1 << 20):
+            self.dropped += len(frames)
+
+    def statistics(self) -> PeerStatistics:
+        return PeerStatistics(
+            self.host, self.port, self.connected, self.resolved_ip, self.sent, self.dropped
+        )
