@@ -38,6 +38,14 @@ class LiveBroker:
 
     def start(self) -> None:
         """Start the process and wait until it serves; raises with its log if it ends before."""
+        self.launch()
+        listening = self.wait_event("listening", START_SECONDS)
+        self.port = int(listening["port"])
+        # A broker that is started again keeps its address.
+        self._environment["PORT"] = str(self.port)
+
+    def launch(self) -> None:
+        """Start the process, whatever becomes of it."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "queen_trio", "serve"],
             env=self._environment,
@@ -47,10 +55,6 @@ class LiveBroker:
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        listening = self.wait_event("listening", START_SECONDS)
-        self.port = int(listening["port"])
-        # A broker that is started again keeps its address.
-        self._environment["PORT"] = str(self.port)
 
     @property
     def url(self) -> str:

@@ -1,0 +1,137 @@
+"""Stopping: parked pops are answered, what was accepted is kept, and nobody waits long."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from tests.brokers import postgres_environment, running_broker
+from tests.http.api import open_api
+from tests.http.raw import connect
+from tests.live.load import Producer, take_all
+
+if TYPE_CHECKING:
+    from queen_trio.store.settings import ConnectionSettings
+    from tests.brokers import LiveBroker
+
+PARKED = 200
+SECONDS = 20
+
+
+async def wait_exit(broker: LiveBroker) -> int:
+    return await trio.to_thread.run_sync(broker.wait)
+
+
+async def test_sigterm_answers_parked_pops_and_exits(broker: LiveBroker) -> None:
+    answers: list[int] = []
+
+    async def pop(queue: str) -> None:
+        connection = await connect(broker)
+        await connection.send(f"GET /api/v1/pop/queue/{queue}?wait=true&timeout=60000")
+        answers.append((await connection.receive()).status)
+        await connection.aclose()
+
+    with trio.fail_after(SECONDS):
+        async with open_api(broker) as api, trio.open_nursery() as nursery:
+            for n in range(PARKED):
+                nursery.start_soon(pop, f"q{n % 10}")
+            await api.wait_parked(PARKED)
+            started = time.monotonic()
+            broker.process.send_signal(signal.SIGTERM)
+            assert await wait_exit(broker) == 0
+            took = time.monotonic() - started
+    assert answers == [204] * PARKED
+    assert took < 2, f"{took:.2f} s"
+    print(f"SIGTERM with {PARKED} parked pops: {took:.2f} s")
+    assert broker.wait_event("stopped")["in_time"] is True
+
+
+async def test_drain_can_leave_parked_pops_alone(settings: ConnectionSettings) -> None:
+    """QUEEN_DRAIN_PARKED=wait: each keeps its own timeout."""
+    environment = postgres_environment(settings) | {"QUEEN_DRAIN_PARKED": "wait"}
+    with running_broker(environment) as broker, trio.fail_after(SECONDS):
+        async with open_api(broker) as api:
+            connection = await connect(broker)
+            started = time.monotonic()
+            await connection.send("GET /api/v1/pop/queue/q?wait=true&timeout=1500")
+            await api.wait_parked(1)
+            broker.process.send_signal(signal.SIGTERM)
+            assert (await connection.receive()).status == 204
+            assert time.monotonic() - started >= 1.5
+            assert await wait_exit(broker) == 0
+            await connection.aclose()
+
+
+async def test_sigterm_under_load_loses_nothing_and_answers_once(broker: LiveBroker) -> None:
+    producer = Producer(broker, "q")
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(producer.run)
+            await producer.wait_queued(1_000)
+            broker.process.send_signal(signal.SIGTERM)
+            assert await wait_exit(broker) == 0
+        await trio.to_thread.run_sync(broker.restart)
+        async with open_api(broker) as api:
+            stored = await take_all(api, "q")
+    assert not producer.failed
+    producer.check(stored)
+    # A drain answers what it accepted: nothing is there that its producer doesn't know of.
+    assert set(stored) == producer.queued
+
+
+async def test_readiness_turns_before_the_end(settings: ConnectionSettings) -> None:
+    """A balancer that still has a connection is told to look elsewhere."""
+    environment = postgres_environment(settings) | {"QUEEN_DRAIN_PARKED": "wait"}
+    with running_broker(environment) as broker, trio.fail_after(SECONDS):
+        async with open_api(broker) as api:
+            parked = await connect(broker)
+            await parked.send("GET /api/v1/pop/queue/q?wait=true&timeout=1000")
+            await api.wait_parked(1)
+            # A request whose head is under way when the signal comes is served.
+            probe = await connect(broker)
+            await probe.stream.send_all(b"GET /health HTTP/1.1\r\n")
+            await api.metrics()
+            broker.process.send_signal(signal.SIGTERM)
+            await trio.to_thread.run_sync(broker.wait_event, "stopping")
+            await probe.stream.send_all(b"host: b\r\n\r\n")
+            answer = await probe.receive()
+            assert answer.status == 503
+            assert answer.json()["status"] == "unhealthy"
+            assert answer.headers["connection"] == "close"
+            for connection in (parked, probe):
+                await connection.aclose()
+
+
+async def test_a_second_signal_exits_at_once(settings: ConnectionSettings) -> None:
+    environment = postgres_environment(settings) | {"QUEEN_DRAIN_PARKED": "wait"}
+    with running_broker(environment) as broker, trio.fail_after(SECONDS):
+        async with open_api(broker) as api:
+            parked = await connect(broker)
+            await parked.send("GET /api/v1/pop/queue/q?wait=true&timeout=60000")
+            await api.wait_parked(1)
+            broker.process.send_signal(signal.SIGTERM)
+            await trio.to_thread.run_sync(broker.wait_event, "stopping")
+            started = time.monotonic()
+            broker.process.send_signal(signal.SIGINT)
+            assert await wait_exit(broker) == 130
+            assert time.monotonic() - started < 1
+            await parked.aclose()
+
+
+async def test_the_deadline_ends_a_drain(settings: ConnectionSettings) -> None:
+    environment = postgres_environment(settings) | {
+        "QUEEN_DRAIN_PARKED": "wait",
+        "QUEEN_SHUTDOWN_TIMEOUT_MS": "1000",
+    }
+    with running_broker(environment) as broker, trio.fail_after(SECONDS):
+        async with open_api(broker) as api:
+            parked = await connect(broker)
+            await parked.send("GET /api/v1/pop/queue/q?wait=true&timeout=60000")
+            await api.wait_parked(1)
+            broker.process.send_signal(signal.SIGTERM)
+            assert await wait_exit(broker) == 0
+            await parked.aclose()
