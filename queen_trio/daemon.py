@@ -7,7 +7,7 @@
             └── pool
                 └── broker     push and ack lanes, wakeups
                     ├── jobs       supervised
-                    ├── mesh       supervised; its place, empty with a single broker
+                    ├── mesh       supervised; only where there are peers
                     └── http       its death ends the process
 
 Everything is a context or a nursery, so that stopping is leaving: http first (parked pops are
@@ -21,6 +21,7 @@ import os
 import random
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -34,9 +35,10 @@ from queen_trio.http import server as http_server
 from queen_trio.http.app import App
 from queen_trio.http.limits import HttpLimits
 from queen_trio.http.listeners import bind_listeners
+from queen_trio.mesh import MeshNode
 from queen_trio.store.migrate import apply_schema, check_schema
 from queen_trio.store.pool import open_pool
-from queen_trio.store.queries import Store
+from queen_trio.store.queries import DEFAULT_TENANT, Store
 from queen_trio.store.settings import ConnectionSettings
 from queen_trio.supervision import supervise
 
@@ -97,10 +99,14 @@ async def _serve(config: Config, stop: _Stop) -> None:
         settings = await stack.enter_async_context(_open_postgres(config))
         await _prepare_schema(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
-        broker = await stack.enter_async_context(open_broker(config, Store(pool)))
+        mesh = MeshNode(config.sync, str(DEFAULT_TENANT)) if config.sync.starts else None
+        broker = await stack.enter_async_context(
+            open_broker(config, Store(pool), None if mesh is None else mesh.hints)
+        )
         drain = trio.Event()
         async with trio.open_nursery() as services:
-            services.start_soon(supervise, "mesh", _run_mesh)
+            if mesh is not None:
+                services.start_soon(supervise, "mesh", partial(mesh.serve, broker.local_hints))
             services.start_soon(supervise, "jobs", _run_jobs)
             async with trio.open_nursery() as http:
                 addresses = await http.start(_run_http, config, broker, drain)
@@ -143,10 +149,6 @@ async def _run_http(
         drain_seconds=max(config.server.shutdown_timeout_ms / 1000 - AFTER_HTTP_SECONDS, 1.0),
         task_status=task_status,
     )
-
-
-async def _run_mesh() -> None:
-    """Serve the mesh; with no peers there is nothing to do."""
 
 
 async def _run_jobs() -> None:

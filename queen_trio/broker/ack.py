@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from queen_trio.store.queries import AckRow, Store
 
-    from .wakeups import Wakeups
+    from .hints import Hints
 
 ACK_LANES: Final = 2
 # What one call may carry; bounds how long it holds its cursor locks.
@@ -54,9 +54,9 @@ class _Request:
 class AckService:
     """Accepts acknowledgements and applies them in shared calls; see `open_ack_service`."""
 
-    def __init__(self, store: Store, wakeups: Wakeups) -> None:
+    def __init__(self, store: Store, hints: Hints) -> None:
         self._store = store
-        self._wakeups = wakeups
+        self._hints = hints
         self._waiting: deque[_Request] = deque()
         self._lanes = Lanes(ACK_LANES, self._take_call, self._flush)
 
@@ -144,13 +144,13 @@ class AckService:
 
     def _tell_waiting(self, row: AckRow, group: str) -> None:
         if row.more_in_queue is not None and row.more_in_partition is not None:
-            self._wakeups.notify([(row.more_in_queue, row.more_in_partition)], group)
+            self._hints.claims_available([(row.more_in_queue, row.more_in_partition)], group)
 
 
 @asynccontextmanager
-async def open_ack_service(store: Store, wakeups: Wakeups) -> AsyncIterator[AckService]:
+async def open_ack_service(store: Store, hints: Hints) -> AsyncIterator[AckService]:
     """Run an AckService; leaving applies what was accepted."""
-    service = AckService(store, wakeups)
+    service = AckService(store, hints)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:

@@ -11,6 +11,7 @@ from attrs import define
 from queen_trio.model.ids import Uuid7
 
 from .ack import AckService, open_ack_service
+from .hints import FanOut, Hints, LocalHints
 from .pop import PopService
 from .push import PushService, open_push_service
 from .queues import QueueService
@@ -31,6 +32,8 @@ class Broker:
     config: Config
     store: Store
     wakeups: Wakeups
+    local_hints: LocalHints
+    hints: Hints
     pushes: PushService
     pops: PopService
     acks: AckService
@@ -46,27 +49,35 @@ class Broker:
 
 
 @asynccontextmanager
-async def open_broker(config: Config, store: Store) -> AsyncIterator[Broker]:
+async def open_broker(
+    config: Config, store: Store, others: Hints | None = None
+) -> AsyncIterator[Broker]:
     """Run the services of a broker; leaving flushes accepted pushes and acks.
+
+    `others` passes hints on to the other brokers, where there are any.
 
     Cancellation drops what is accepted and not yet sent; its callers get an error.
     """
     ids = Uuid7()
     wakeups = Wakeups(store, config.pop)
+    local = LocalHints(wakeups)
+    hints: Hints = local if others is None else FanOut([local, others])
     async with trio.open_nursery() as background:
         background.start_soon(wakeups.serve)  # noqa: ASYNC113 - pops only enlist before
         async with (
-            open_push_service(store, ids, wakeups.notify) as pushes,
-            open_ack_service(store, wakeups) as acks,
+            open_push_service(store, ids, hints.messages_available) as pushes,
+            open_ack_service(store, hints) as acks,
         ):
             yield Broker(
                 config,
                 store,
                 wakeups,
+                local,
+                hints,
                 pushes,
-                PopService(store, ids, wakeups, config.pop),
+                PopService(store, ids, wakeups, hints, config.pop),
                 acks,
-                TransactionService(store, ids, wakeups),
-                QueueService(store, wakeups),
+                TransactionService(store, ids, hints),
+                QueueService(store, hints),
             )
         background.cancel_scope.cancel()

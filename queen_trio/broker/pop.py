@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from queen_trio.model.ids import Uuid7
     from queen_trio.store.queries import PopRow, Store
 
+    from .hints import Hints
+
 
 # How late the answer of a parked pop may be when its last look at the database doesn't come back:
 # official clients wait 5 s longer than they asked us to (spec 7).
@@ -28,10 +30,13 @@ PATIENCE_SECONDS: Final = 1.0
 class PopService:
     """Answers pops; parked ones hold no connection."""
 
-    def __init__(self, store: Store, ids: Uuid7, wakeups: Wakeups, config: PopConfig) -> None:
+    def __init__(
+        self, store: Store, ids: Uuid7, wakeups: Wakeups, hints: Hints, config: PopConfig
+    ) -> None:
         self._store = store
         self._ids = ids
         self._wakeups = wakeups
+        self._hints = hints
         self._config = config
 
     async def pop(self, request: PopRequest) -> Claim | None:
@@ -72,7 +77,7 @@ class PopService:
             await self._store.release(claim.lease_id)
         except DatabaseUnavailable:
             return
-        self._wakeups.notify((part.queue, part.partition) for part in claim.partitions)
+        self._hints.messages_available((part.queue, part.partition) for part in claim.partitions)
 
     async def _claim(self, request: PopRequest, arrival: float) -> Claim | None:
         lease_id = "" if request.auto_ack else self._ids.take(1)[0]

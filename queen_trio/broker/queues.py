@@ -12,15 +12,15 @@ from .outage import ride_out
 if TYPE_CHECKING:
     from queen_trio.store.queries import PartitionRow, QueueRow, Store
 
-    from .wakeups import Wakeups
+    from .hints import Hints
 
 
 class QueueService:
     """Changes and shows queues; every method waits out a short outage of the database."""
 
-    def __init__(self, store: Store, wakeups: Wakeups) -> None:
+    def __init__(self, store: Store, hints: Hints) -> None:
         self._store = store
-        self._wakeups = wakeups
+        self._hints = hints
 
     async def configure(
         self,
@@ -36,13 +36,13 @@ class QueueService:
         row: dict[str, Any] = msgspec.json.decode(
             await ride_out(partial(self._store.configure, name, namespace, task, options, replace))
         )
-        self._wakeups.notify_queue(name)
+        self._hints.queue_changed(name)
         return row
 
     async def delete(self, name: str) -> bool:
         """Delete a queue and all that hangs on it; False when there was none."""
         deleted = await ride_out(partial(self._store.delete_queue, name))
-        self._wakeups.notify_queue(name)
+        self._hints.queue_deleted(name)
         return deleted
 
     async def list_all(self) -> list[QueueRow]:

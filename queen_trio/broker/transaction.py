@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from queen_trio.model.ids import Uuid7
     from queen_trio.store.queries import Store, TransactionRow
 
-    from .wakeups import Wakeups
+    from .hints import Hints
 
 
 class _Push(msgspec.Struct):
@@ -52,10 +52,10 @@ _decode_acks = msgspec.json.Decoder(list[_Ack]).decode
 class TransactionService:
     """Runs transactions, one call each: they are not fused, their failures are their own."""
 
-    def __init__(self, store: Store, ids: Uuid7, wakeups: Wakeups) -> None:
+    def __init__(self, store: Store, ids: Uuid7, hints: Hints) -> None:
         self._store = store
         self._ids = ids
-        self._wakeups = wakeups
+        self._hints = hints
 
     async def run(self, request: TransactionRequest) -> TransactionOutcome:
         """Commit everything or nothing.
@@ -117,8 +117,10 @@ class TransactionService:
             target = targets[ack.ord - 1]
             target.answer(ack.verdicts or "", lease_released=ack.lease_released)
             if ack.more_in_queue is not None and ack.more_in_partition is not None:
-                self._wakeups.notify([(ack.more_in_queue, ack.more_in_partition)], target.group)
-        self._wakeups.notify(drafted.drafts)
+                self._hints.claims_available(
+                    [(ack.more_in_queue, ack.more_in_partition)], target.group
+                )
+        self._hints.messages_available(drafted.drafts)
         return TransactionOutcome(drafted.finish(), results)
 
     async def _why_not(
