@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import ssl
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -90,23 +91,30 @@ class Dialer:
             self.peer.discard_nowait()
             self.peer.connected = True
             log.info("mesh peer connected", peer=self._name, address=self.peer.resolved_ip)
-            async with trio.open_nursery(strict_exception_groups=False) as nursery:
-                nursery.start_soon(self._send_frames, stream)
-                # A listener never writes: what can be read here is the end, or a violation.
-                link.receive_data_untrusted(bytes(await stream.receive_some(1024)))
+            read = b""
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_until_broken, stream, nursery.cancel_scope)
+                with suppress(trio.BrokenResourceError):
+                    # A listener never writes: this is the end of the link, or a violation.
+                    read = bytes(await stream.receive_some(1024))
                 nursery.cancel_scope.cancel()
             log.info("mesh peer closed the link", peer=self._name)
+            link.receive_data_untrusted(read)
         finally:
             self.peer.connected = False
             await trio.aclose_forcefully(stream)
 
-    async def _send_frames(self, stream: trio.abc.Stream) -> None:
-        while True:
-            frames = [_HEARTBEAT]
-            with trio.move_on_after(self.heartbeat_seconds):
-                frames = [await self.peer.wait_frame(), *self.peer.take_nowait(WRITE_BYTES)]
-            await _write(stream, b"".join(frames))
-            self.peer.sent += len(frames)
+    async def _send_until_broken(self, stream: trio.abc.Stream, link: trio.CancelScope) -> None:
+        try:
+            while True:
+                frames = [_HEARTBEAT]
+                with trio.move_on_after(self.heartbeat_seconds):
+                    frames = [await self.peer.wait_frame(), *self.peer.take_nowait(WRITE_BYTES)]
+                await _write(stream, b"".join(frames))
+                self.peer.sent += len(frames)
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            log.info("mesh link broke", peer=self._name, error=_reason(error))
+            link.cancel()
 
 
 async def _write(stream: trio.abc.Stream, data: bytes) -> None:
