@@ -9,7 +9,6 @@ Nothing sleeps to order things: whether a step waits is read from the server.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -20,6 +19,7 @@ from tests.store.calls import Log, OneConnection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from contextlib import AsyncExitStack
 
     from queen_trio.store.connection import TrioConnection
     from queen_trio.store.settings import ConnectionSettings
@@ -125,9 +125,9 @@ class Arena:
             with trio.move_on_after(LOOK_SECONDS):
                 await session.idle.wait()
                 return
+            pid = session.connection.info.backend_pid
             cursor = await self._watcher.execute(
-                "SELECT cardinality(pg_blocking_pids(%s)) > 0",
-                [session.connection.info.backend_pid],
+                "SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid]
             )
             if await cursor.fetchone() == (True,):
                 return
