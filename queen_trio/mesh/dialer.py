@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 BACKOFF_FIRST_SECONDS: Final = 0.25
 BACKOFF_MAX_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 5.0
+# A link that lasted so long was accepted; one that refuses our HELLO ends at once, and must not be
+# dialled four times a second.
+HEALTHY_SECONDS: Final = 10.0
 # A peer that takes nothing for so long is as good as down (spec 8.28).
 WRITE_SECONDS: Final = 5.0
 # Frames that are queued together leave together.
@@ -54,20 +57,18 @@ class Dialer:
         backoff = BACKOFF_FIRST_SECONDS
         failing = False
         while not self.peer.is_self:
+            started = trio.current_time()
             try:
                 await self._run_link()
-                backoff = BACKOFF_FIRST_SECONDS  # it was up: the next attempt may come soon
-                failing = False
             except (OSError, trio.TooSlowError, trio.BrokenResourceError, ssl.SSLError) as error:
-                if self.peer.connected:
-                    backoff = BACKOFF_FIRST_SECONDS
-                elif not failing:
-                    log.warning("mesh peer unreachable", peer=self._name, error=_reason(error))
+                report = log.debug if failing else log.warning
+                report("mesh peer unreachable", peer=self._name, error=_reason(error))
                 failing = True
             except RemoteProtocolError as error:
                 log.warning("mesh peer broke the protocol", peer=self._name, reason=error.reason)
-            finally:
-                self.peer.connected = False
+            if trio.current_time() - started >= HEALTHY_SECONDS:
+                backoff = BACKOFF_FIRST_SECONDS
+                failing = False
             await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
 
