@@ -207,7 +207,7 @@ def test_the_hashes_of_a_range(direct_log: Log, sizes: list[int], after: int, up
             pushed.partition_id,
             after,
             upto,
-        )  # fmt: skip
+        )
     )
     expected = [
         (offset, hash_of(str(offset)))

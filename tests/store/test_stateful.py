@@ -7,7 +7,6 @@ deliver what the model says, and its cursors must stand where the model's do.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from attrs import field, mutable
 from hypothesis import HealthCheck, settings
@@ -17,6 +16,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from tests.store.calls import Direct, Log, Part, now
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     import pytest
 
 PARTITIONS = ("p0", "p1", "p2")
@@ -78,7 +79,22 @@ class Deliveries(RuleBasedStateMachine):
         self.model: dict[str, Partition] = {}
         self.ids: dict[str, UUID] = {}
         self.claimed = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the queue, and its partitions with ids in order: replays pop the same way."""
         now(self.log.configure(self.queue, retry_limit=RETRY_LIMIT))
+        for number, name in enumerate(PARTITIONS):
+            now(
+                self.log.execute(
+                    "INSERT INTO queen.log_partitions (id, queue_id, name)"
+                    " SELECT overlay(q.id::text PLACING $2 FROM 1 FOR 1)::uuid, q.id, $3"
+                    " FROM queen.queues q WHERE q.name = $1",
+                    self.queue,
+                    str(number),
+                    name,
+                )
+            )
 
     # -- pushing ---------------------------------------------------------------------------
 
@@ -281,7 +297,7 @@ class Deliveries(RuleBasedStateMachine):
         assert now(self.log.store.delete_queue(self.queue)) is True
         self.model.clear()
         self.ids.clear()
-        now(self.log.configure(self.queue, retry_limit=RETRY_LIMIT))
+        self.begin()
 
     # -- what always holds -----------------------------------------------------------------
 
@@ -338,8 +354,8 @@ class Deliveries(RuleBasedStateMachine):
 def test_deliveries(direct: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deliveries, "direct", direct, raising=False)
     case = Deliveries.TestCase()
-    case.settings = settings(
-        max_examples=60,
+    case.settings = settings(  # type: ignore[misc]  # hypothesis documents it so
+        max_examples=150,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),
