@@ -1,0 +1,67 @@
+"""`queen-trio serve` and nothing else: the broker brings its PostgreSQL, and takes it away."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+import trio
+
+from tests.brokers import running_broker
+from tests.http.api import data, open_api
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 60
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that the account of the server can pass through; pytest's own are closed."""
+    path = Path(tempfile.mkdtemp(prefix="qt-", dir="/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+def servers_in(place: Path) -> list[int]:
+    """The pids of what runs PostgreSQL on a data directory under `place`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if any(argument.startswith(str(place)) for argument in process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+async def wait_no_server(place: Path) -> None:
+    while servers_in(place):  # noqa: ASYNC110 - other processes
+        await trio.sleep(0.05)
+
+
+async def test_first_start_crash_and_second_start(place: Path) -> None:
+    # The deepest directory is the broker's to make; the server's files are below it.
+    environment = {"QUEEN_DATA_DIR": str(place / "queen"), "DB_POOL_SIZE": "5"}
+    with trio.fail_after(SECONDS), running_broker(environment) as broker:
+        async with open_api(broker) as api:
+            await api.push("q", *range(10))
+            assert data(await api.pop("q", batch=3, autoAck=True)) == [0, 1, 2]
+            assert servers_in(place)
+        await trio.to_thread.run_sync(broker.kill)
+        # At once: the server of the killed broker may still be there.
+        await trio.to_thread.run_sync(broker.restart)
+        async with open_api(broker) as api:
+            assert data(await api.pop("q", autoAck=True)) == list(range(3, 10))
+        assert await trio.to_thread.run_sync(broker.stop) == 0
+        assert servers_in(place) == []
+        # And a crash that nobody follows up leaves nothing running either.
+        await trio.to_thread.run_sync(broker.restart)
+        assert servers_in(place)
+        await trio.to_thread.run_sync(broker.kill)
+        await wait_no_server(place)
