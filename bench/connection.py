@@ -74,13 +74,14 @@ class BrokerConnection:
     def __init__(self, http: Http, load: Load, index: int) -> None:
         self._http = http
         self._queue = load.queue
-        # Each connection walks through all partitions in one random order, from its own place.
+        # Each connection walks through all partitions in one random order, from a place of its own.
         self._partitions = list(range(load.partitions))
         random.Random(7).shuffle(self._partitions)
-        self._lane = (load.first + index * load.partitions // load.connections) % load.partitions
-        group = f"&consumerGroup=g{index % load.groups}&subscriptionMode=all" if load.groups else ""
+        self._lane = random.Random(load.first + index).randrange(load.partitions)
+        self._pop = f"/api/v1/pop/queue/{self._queue}?autoAck=false&wait=true"
         self._group = f"g{index % load.groups}" if load.groups else None
-        self._pop = f"/api/v1/pop/queue/{self._queue}?autoAck=false&wait=true{group}"
+        if self._group is not None:
+            self._pop += f"&consumerGroup={self._group}&subscriptionMode=all"
 
     async def push(self, numbers: Sequence[int]) -> None:
         """Push messages into the next partition; return once the broker has confirmed them."""

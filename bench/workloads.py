@@ -28,6 +28,7 @@ GROUPS: Final = 5
 PROCESSES: Final = 2
 # Apart by more than one process sends in a run.
 NUMBERS_APART: Final = 10**9
+NOT_FOUND: Final = 404
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +69,7 @@ class Trial:
         await self.site.postgres.run("postgres", "CHECKPOINT")
 
     async def stored(self) -> int:
-        """How many messages the side says that it has got."""
+        """How many messages the side says that it has got in this queue (none: it isn't there)."""
         return await trio.to_thread.run_sync(_stored, self.load(Work.PUSH))
 
 
@@ -80,6 +81,8 @@ def _stored(load: Load) -> int:
     broker = http.client.HTTPConnection(HOST, int(load.address), timeout=60)
     broker.request("GET", f"/api/v1/resources/queues/{load.queue}")
     with broker.getresponse() as answer:
+        if answer.status == NOT_FOUND:
+            return 0
         return int(json.load(answer)["totals"]["total"])
 
 
@@ -97,7 +100,7 @@ async def _push(trial: Trial, batch: int, partitions: int, warmup: int) -> Sampl
         seconds=trial.sizes.seconds,
         warmup=warmup,
     )
-    before = await trial.stored() if partitions != PARTITIONS else 0
+    before = await trial.stored()
     sample = await run_clients(
         trial.site, [attrs.evolve(load, first=n * NUMBERS_APART) for n in range(PROCESSES)]
     )
