@@ -2,9 +2,10 @@
 
 Theory of operation. Parked pops that want the same thing (a `PopKey`) stand in one line. A commit
 into a partition wakes one waiter of each line that it can serve: one more claim is possible, not
-more. What a commit can't tell (a lease that ran out, a commit or a nack on another replica whose
-hint was lost) is found by re-probing: each line has its own backoff, and one SQL call a tick asks
-for all lines that are due, so that 10,000 idle pops are not 10,000 queries a second (spec 8.13).
+more. What a commit can't tell (a commit or a nack on another replica whose hint was lost) is found
+by re-probing: each line has its own backoff, and one SQL call a tick asks for all lines that are
+due, so that 10,000 idle pops are not 10,000 queries a second (spec 8.13). A probe also tells when
+the next thing falls due (a delayed message, the end of a lease), and is repeated at that moment.
 
 A pop enlists *before* it asks the database: a message committed while it asks sets its event, so no
 wake falls between asking and waiting. A wake that its receiver no longer needs is passed on.
@@ -37,6 +38,7 @@ log = structlog.get_logger(__name__)
 TICK_SECONDS: Final = 0.025
 # Bounds the duration of one probe; the rest is due in the next call.
 PROBE_MAX_LINES: Final = 1_000
+_NOTHING: Final = (0, inf)
 
 
 class PopKey(NamedTuple):
@@ -106,6 +108,8 @@ class Waiter:
         Whoever leaves by an exception before it waits again has not asked: the next in line is
         woken instead.
         """
+        if self._asking:
+            self._wakeups.probe_soon(self._line)  # woken in vain: what there is may not be due yet
         self._asking = False
         await self._event.wait()
         self._asking = True
@@ -178,6 +182,15 @@ class Wakeups:
         for line in self._lines.values():
             line.wake_all()
 
+    def probe_soon(self, line: _Line) -> None:
+        """Start the line's backoff anew."""
+        line.empties = 0
+        line.interval = self._config.wait_initial_ms / 1000
+        due = trio.current_time() + line.interval
+        if due < line.due:
+            line.due = due
+            self._schedule(line)
+
     def statistics(self) -> WakeupStatistics:
         return WakeupStatistics(self.parked, len(self._lines))
 
@@ -190,12 +203,12 @@ class Wakeups:
             due = self._take_due(trio.current_time() + TICK_SECONDS)
             if due:
                 try:
-                    available = await self._probe(due)
+                    found = await self._probe(due)
                 except DatabaseError as error:
                     log.debug("probe failed", error=str(error), lines=len(due))
-                    available = {}
+                    found = {}
                 for line in due:
-                    self._settle(line, available.get(line.key, 0))
+                    self._settle(line, *found.get(line.key, _NOTHING))
 
     # -- probing -------------------------------------------------------------------------------
 
@@ -207,21 +220,26 @@ class Wakeups:
     def _take_due(self, until: float) -> list[_Line]:
         due: list[_Line] = []
         while self._heap and self._heap[0][0] <= until and len(due) < PROBE_MAX_LINES:
-            line = heapq.heappop(self._heap)[2]
+            at, _, line = heapq.heappop(self._heap)
+            if at != line.due:
+                continue  # scheduled anew since
             if line.members:
+                line.due = inf  # until it is settled
                 due.append(line)
             else:
                 self._forget(line)
         return due
 
     def _forget(self, line: _Line) -> None:
+        line.due = inf
         del self._lines[line.key]
         siblings = self._by_queue[line.key.queue]
         del siblings[line.key]
         if not siblings:
             del self._by_queue[line.key.queue]
 
-    async def _probe(self, due: list[_Line]) -> dict[PopKey, int]:
+    async def _probe(self, due: list[_Line]) -> dict[PopKey, tuple[int, float]]:
+        """For each key with anything in sight: how many can be served, seconds until one more."""
         keys = [line.key for line in due]
         rows = await self._store.probe(
             [key.queue for key in keys],
@@ -231,9 +249,12 @@ class Wakeups:
             [key.group for key in keys],
             [len(line.waiters) for line in due],
         )
-        return {keys[position - 1]: available for position, available in rows}
+        return {
+            keys[row.ord - 1]: (row.available, inf if row.due_ms is None else row.due_ms / 1000)
+            for row in rows
+        }
 
-    def _settle(self, line: _Line, available: int) -> None:
+    def _settle(self, line: _Line, available: int, due_seconds: float) -> None:
         """Wake as many as can be served, and choose when to probe for the line again."""
         if available:
             line.empties = 0
@@ -246,5 +267,5 @@ class Wakeups:
                 line.interval = min(
                     line.interval * self._config.backoff_multiplier, self._config.max_ms / 1000
                 )
-        line.due = trio.current_time() + line.interval
+        line.due = min(line.due, trio.current_time() + min(line.interval, due_seconds))
         self._schedule(line)

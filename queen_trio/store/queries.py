@@ -6,7 +6,7 @@ named tuples in the function's column order: nothing is copied between the drive
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from .connection import Statement
@@ -25,7 +25,7 @@ NOTHING_VERIFIED: Final = -1
 _PUSH = Statement(
     "push",
     "SELECT ord, partition_id, base_offset, created_at, duplicate_at, duplicate_of"
-    " FROM queen.push_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    " FROM queen.push_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
 )
 _SEGMENTS_AT = Statement(
     "segments_at",
@@ -42,7 +42,9 @@ _POP = Statement(
     " base_offset, created_at, blob"
     " FROM queen.pop_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
 )
-_PROBE = Statement("probe", "SELECT ord, available FROM queen.probe_v1($1, $2, $3, $4, $5, $6, $7)")
+_PROBE = Statement(
+    "probe", "SELECT ord, available, due_ms FROM queen.probe_v1($1, $2, $3, $4, $5, $6, $7)"
+)
 _ACK = Statement(
     "ack",
     "SELECT ord, verdicts, lease_released, needs_payload, more_in_queue, more_in_partition"
@@ -51,7 +53,7 @@ _ACK = Statement(
 _TRANSACTION = Statement(
     "transaction",
     "SELECT committed, pushes::text, acks::text, lost_lease FROM queen.transaction_v1("
-    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::text::jsonb, $14)",
+    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::text::jsonb, $14, $15)",
 )
 _EXTEND = Statement("extend", "SELECT renewed, expires_at FROM queen.extend_v1($1, $2)")
 _RELEASE = Statement("release", "SELECT queen.release_v1($1)")
@@ -121,6 +123,14 @@ class PopRow(NamedTuple):
     blob: bytes
 
 
+class ProbeRow(NamedTuple):
+    """For the pop at a 1-based position: partitions to claim, and ms until there is one more."""
+
+    ord: int
+    available: int
+    due_ms: int | None
+
+
 AckArguments = tuple[list[UUID], list[str], list[str], list[bytes], list[str], str]
 """Partitions, groups, leases, hashes, statuses (aligned, one element a target), letters (JSON)."""
 
@@ -187,11 +197,16 @@ class Store:
         verified: Sequence[int],
         verified_in: Sequence[UUID | None],
         verified_since: Sequence[datetime | None],
+        sealed: Sequence[bool] | None = None,
     ) -> list[PushRow]:
-        """Commit a bundle; arguments are aligned, one element a segment (different partitions)."""
+        """Commit a bundle; arguments are aligned, one element a segment (different partitions).
+
+        `sealed` says whose payloads are encrypted, None of none. Raises `DatabaseError` with the
+        sqlstate `ENCRYPTION_DIFFERS` where that isn't what the queue wants.
+        """
         rows = await self.pool.fetch(
             _PUSH, self.tenant, queues, partitions, counts, raw_bytes, hashes, blobs, verified,
-            verified_in, verified_since,
+            verified_in, verified_since, sealed,
         )  # fmt: skip
         return [PushRow(*row) for row in rows]
 
@@ -237,12 +252,12 @@ class Store:
         tasks: Sequence[str],
         groups: Sequence[str],
         limits: Sequence[int],
-    ) -> list[tuple[int, int]]:
-        """Count the partitions that would serve each parked pop: (1-based position, count > 0)."""
-        rows: list[Any] = await self.pool.fetch(
+    ) -> list[ProbeRow]:
+        """Say what each parked pop could get; pops that have nothing in sight have no row."""
+        rows = await self.pool.fetch(
             _PROBE, self.tenant, queues, partitions, namespaces, tasks, groups, limits
         )
-        return rows
+        return [ProbeRow(*row) for row in rows]
 
     async def ack(
         self,
@@ -267,11 +282,12 @@ class Store:
         blobs: Sequence[bytes],
         acks: AckArguments,
         required_leases: Sequence[str],
+        sealed: Sequence[bool] | None = None,
     ) -> TransactionRow:
-        """Push a bundle and apply targets, all or nothing."""
+        """Push a bundle and apply targets, all or nothing; `sealed` as for `push`."""
         [row] = await self.pool.fetch(
             _TRANSACTION, self.tenant, queues, partitions, counts, raw_bytes, hashes, blobs, *acks,
-            required_leases,
+            required_leases, sealed,
         )  # fmt: skip
         return TransactionRow(*row)
 

@@ -123,7 +123,7 @@ BEGIN
                 ON CONFLICT DO NOTHING;
             v_durable := true;
         END IF;
-        SELECT c.committed, c.batch_retry_count + 1 AS attempt INTO v_cursor
+        SELECT c.committed, c.batch_retry_count + 1 AS attempt, c.lease_acquired_at INTO v_cursor
           FROM queen.log_consumers c
          WHERE c.partition_id = v_part.id AND c.consumer_group = p_group
            AND c.committed < v_part.last_offset
@@ -134,6 +134,9 @@ BEGIN
             SELECT * INTO v_queue FROM queen.queues q WHERE q.id = v_part.queue_id;
             CONTINUE WHEN NOT FOUND;
         END IF;
+        -- minPopWaitTime: so many seconds between two claims of one (partition, group).
+        CONTINUE WHEN v_queue.min_pop_wait_time > 0
+                  AND v_cursor.lease_acquired_at > v_now - make_interval(secs => v_queue.min_pop_wait_time);
 
         -- Retention may have passed the cursor.
         v_start := greatest(v_cursor.committed + 1, v_part.log_start);
@@ -199,32 +202,49 @@ BEGIN
     END IF;
 END $$;
 
--- How many partitions would serve each of many parked pops now (at most p_limits[i] are counted), for
--- those where the answer isn't none. Reads only: the pop itself subscribed its group when it arrived.
+-- What each of many parked pops could get: how many partitions would serve it now (p_limits[i] at most), and
+-- in how many milliseconds the next one will, once its lease has run out, its first pending message is old
+-- enough, or minPopWaitTime is over; NULL: nothing is in sight. Rows only for pops that have either. Reads
+-- only: the pop itself subscribed its group when it arrived.
 CREATE OR REPLACE FUNCTION queen.probe_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_namespaces text[], p_tasks text[],
     p_groups text[], p_limits integer[])
-RETURNS TABLE (ord integer, available integer)
+RETURNS TABLE (ord integer, available integer, due_ms bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT k.ord::integer, n.available::integer
+    SELECT k.ord::integer, least(n.available, k.lim)::integer,
+           ceil(extract(epoch FROM n.due - clock_timestamp()) * 1000)::bigint
       FROM unnest(p_queues, p_partitions, p_namespaces, p_tasks, p_groups, p_limits)
            WITH ORDINALITY AS k(queue, partition, namespace, task, grp, lim, ord)
      CROSS JOIN LATERAL (
-        SELECT count(*) AS available FROM (
-            SELECT FROM queen.pop_partitions_v1(p_tenant, k.queue, k.partition, k.namespace, k.task) p
-              JOIN queen.queues q ON q.id = p.queue_id
-              LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = k.grp
-             WHERE p.last_offset >= p.log_start
-               AND CASE WHEN c.partition_id IS NULL THEN
-                             k.grp = '__QUEUE_MODE__' OR p.last_created_at >= (
-                                SELECT m.subscription_timestamp FROM queen.consumer_groups_metadata m
-                                 WHERE m.tenant_id = p_tenant AND m.consumer_group = k.grp
-                                   AND m.queue_name = coalesce(k.queue, '')
-                                   AND m.namespace = k.namespace AND m.task = k.task)
-                        ELSE p.last_offset > c.committed
-                             AND (c.batch_end IS NULL OR c.lease_expires_at <= clock_timestamp()) END
-             LIMIT k.lim) hits) n
-     WHERE n.available > 0
+        SELECT count(*) FILTER (WHERE w.until IS NULL OR w.until <= clock_timestamp()) AS available,
+               min(w.until) FILTER (WHERE w.until > clock_timestamp()) AS due
+          FROM queen.pop_partitions_v1(p_tenant, k.queue, k.partition, k.namespace, k.task) p
+          JOIN queen.queues q ON q.id = p.queue_id
+          LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = k.grp
+         CROSS JOIN LATERAL (SELECT greatest(
+                CASE WHEN c.batch_end IS NOT NULL THEN c.lease_expires_at END,
+                CASE WHEN q.min_pop_wait_time > 0
+                     THEN c.lease_acquired_at + make_interval(secs => q.min_pop_wait_time) END,
+                CASE WHEN q.delayed_processing > 0 OR q.window_buffer > 0 THEN (
+                     SELECT s.created_at FROM queen.log_segments s
+                      WHERE s.partition_id = p.id
+                        AND s.base_offset >= coalesce(
+                             (SELECT f.base_offset FROM queen.log_segments f
+                               WHERE f.partition_id = p.id AND f.base_offset <= c.committed + 1
+                               ORDER BY f.base_offset DESC LIMIT 1), 0)
+                        AND s.end_offset > coalesce(c.committed, -1)
+                      ORDER BY s.base_offset LIMIT 1
+                     ) + make_interval(secs => greatest(q.delayed_processing, q.window_buffer)) END
+                ) AS until) w
+         WHERE p.last_offset >= p.log_start
+           AND CASE WHEN c.partition_id IS NULL THEN
+                         k.grp = '__QUEUE_MODE__' OR p.last_created_at >= (
+                            SELECT m.subscription_timestamp FROM queen.consumer_groups_metadata m
+                             WHERE m.tenant_id = p_tenant AND m.consumer_group = k.grp
+                               AND m.queue_name = coalesce(k.queue, '')
+                               AND m.namespace = k.namespace AND m.task = k.task)
+                    ELSE p.last_offset > c.committed END) n
+     WHERE n.available > 0 OR n.due IS NOT NULL
 $$;
 
 -- Give back a claim whose answer could not be written: the lease ends now, at no cost to the batch.

@@ -10,6 +10,7 @@ import pytest
 from tests.store.calls import GROUP, MIB, Part, ids
 
 if TYPE_CHECKING:
+    from queen_trio.store.queries import ProbeRow
     from tests.store.calls import Log
 
 
@@ -387,10 +388,61 @@ class TestAfterRetention:
 
 class TestProbe:
     async def probe(self, log: Log, *groups: str, limit: int = 10) -> list[tuple[int, int]]:
+        """The pops that could be served now, each with its number of partitions."""
+        return [row[:2] for row in await self.rows(log, *groups, limit=limit) if row.available]
+
+    async def rows(self, log: Log, *groups: str, limit: int = 10) -> list[ProbeRow]:
         n = len(groups)
         return await log.store.probe(
             ["q"] * n, [None] * n, [""] * n, [""] * n, list(groups), [limit] * n
         )
+
+    async def due_ms(self, log: Log) -> int | None:
+        """When nothing can be claimed now: how long until something can."""
+        rows = await self.rows(log, "__QUEUE_MODE__")
+        assert not [row for row in rows if row.available]
+        return rows[0].due_ms if rows else None
+
+    async def test_a_lease_is_due_when_it_runs_out(self, log: Log) -> None:
+        await fill(log, 2)
+        await log.pop(partition="p0", lease_seconds=50)
+        await log.pop(partition="p1", lease_seconds=20)
+        due_ms = await self.due_ms(log)
+        assert due_ms is not None
+        assert 10_000 < due_ms <= 20_000
+        await log.expire()
+        assert await self.probe(log, "__QUEUE_MODE__") == [(1, 2)]
+
+    @pytest.mark.parametrize("option", ["delayed_processing", "window_buffer"])
+    async def test_a_hidden_message_is_due_when_it_is_old_enough(
+        self, log: Log, option: str
+    ) -> None:
+        await log.configure(**{option: 60})
+        await log.push("a")
+        await log.age(30)
+        await log.push("b")
+        due_ms = await self.due_ms(log)
+        assert due_ms is not None
+        assert 20_000 < due_ms <= 30_000
+        assert await log.pop() == []
+        await log.age(31)
+        assert await self.probe(log, "__QUEUE_MODE__") == [(1, 1)]
+        assert ids(await log.pop())[0] == "a"
+
+    async def test_min_pop_wait_time_spaces_the_claims_of_a_partition(self, log: Log) -> None:
+        await log.configure(min_pop_wait_time=60)
+        await log.push("a", "b")
+        await log.push("c", partition="other")
+        assert ids(await log.pop(batch=1, partition="p", auto_ack=True)) == ["a"]
+        assert await log.pop(batch=1, partition="p") == []
+        assert ids(await log.pop(partitions=None)) == ["c"]
+        due_ms = await self.due_ms(log)
+        assert due_ms is not None
+        assert 50_000 < due_ms <= 60_000
+        await log.execute(
+            "UPDATE queen.log_consumers SET lease_acquired_at = lease_acquired_at - interval '61 s'"
+        )
+        assert ids(await log.pop(partition="p")) == ["b"]
 
     async def test_it_counts_what_a_pop_could_claim(self, log: Log) -> None:
         await fill(log, 3)
@@ -419,7 +471,7 @@ class TestProbe:
             ["orders.x", "orders.x", None, None], ["p1", "absent", None, None],
             ["", "", "orders", ""], ["", "", "", "y"], [group] * 4, [9] * 4,
         )  # fmt: skip
-        assert rows == [(1, 1), (3, 2)]
+        assert rows == [(1, 1, None), (3, 2, None)]
 
     async def test_nothing_asked(self, log: Log) -> None:
         assert await log.store.probe([], [], [], [], [], []) == []

@@ -10,6 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from queen_trio.broker.wakeups import PROBE_MAX_LINES, TICK_SECONDS, PopKey, Wakeups
 from queen_trio.config import PopConfig
 from queen_trio.errors import DatabaseUnavailable
+from queen_trio.store.queries import ProbeRow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,7 @@ class Probes:
     def __init__(self) -> None:
         self.calls: list[tuple[float, list[PopKey], list[int]]] = []
         self.available: dict[PopKey, int] = {}
+        self.due_ms: dict[PopKey, int] = {}
         self.fails = False
 
     async def probe(
@@ -37,15 +39,18 @@ class Probes:
         tasks: Sequence[str],
         groups: Sequence[str],
         limits: Sequence[int],
-    ) -> list[tuple[int, int]]:
+    ) -> list[ProbeRow]:
         await trio.lowlevel.checkpoint()
         columns = zip(queues, partitions, namespaces, tasks, groups, strict=True)
         keys = [PopKey(*column) for column in columns]
         self.calls.append((trio.current_time(), keys, list(limits)))
         if self.fails:
             raise DatabaseUnavailable("away")
-        found = ((n, self.available.pop(k, 0)) for n, k in enumerate(keys, start=1))
-        return [(n, count) for n, count in found if count]
+        rows = [
+            ProbeRow(n, self.available.pop(k, 0), self.due_ms.pop(k, None))
+            for n, k in enumerate(keys, start=1)
+        ]
+        return [row for row in rows if row.available or row.due_ms is not None]
 
 
 class Scene:
@@ -133,6 +138,35 @@ def test_a_hit_starts_the_cadence_again() -> None:
         await trio.sleep(1.0)
         assert scene.woken == ["a"]
         assert elapsed(scene.probed_at(key()), start)[5:8] == [1.7, 1.8, 1.9]
+
+    play(scenario)
+
+
+def test_what_falls_due_is_probed_for_on_time() -> None:
+    async def scenario(scene: Scene) -> None:
+        start = trio.current_time()
+        await scene.park("a", key())
+        await trio.sleep(2)
+        scene.probes.due_ms[key()] = 300
+        await trio.sleep(1.5)
+        assert elapsed(scene.probed_at(key()), start)[5:] == [1.7, 2.7, 3.0]
+
+    play(scenario)
+
+
+def test_a_pop_that_was_woken_in_vain_is_probed_for_soon() -> None:
+    async def scenario(scene: Scene) -> None:
+        async def pop() -> None:
+            with scene.wakeups.waiter(key()) as waiter:
+                while True:
+                    await waiter.wait_woken()
+
+        start = trio.current_time()
+        scene.nursery.start_soon(pop)
+        await trio.sleep(3)
+        scene.wakeups.notify([("q", "Default")])
+        await trio.sleep(0.6)
+        assert elapsed(scene.probed_at(key()), start)[5:] == [1.7, 2.7, 3.1, 3.2, 3.3, 3.5]
 
     play(scenario)
 
