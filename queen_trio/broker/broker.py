@@ -9,12 +9,18 @@ import trio
 from attrs import define
 
 from queen_trio.model.ids import Uuid7
+from queen_trio.store.dlq import DeadLetterStore
+from queen_trio.store.messages import MessageStore
+from queen_trio.store.traces import TraceStore
 
 from .ack import AckService, open_ack_service
+from .dlq import DeadLetterService
 from .hints import FanOut, Hints, LocalHints
+from .messages import MessageService
 from .pop import PopService
 from .push import PushService, open_push_service
 from .queues import QueueService
+from .traces import TraceService
 from .transaction import TransactionService
 from .wakeups import Wakeups
 
@@ -39,6 +45,9 @@ class Broker:
     acks: AckService
     transactions: TransactionService
     queues: QueueService
+    dead_letters: DeadLetterService
+    messages: MessageService
+    traces: TraceService
     draining: bool = False
 
     def drain(self, *, answer_parked: bool) -> None:
@@ -62,6 +71,9 @@ async def open_broker(
     wakeups = Wakeups(store, config.pop)
     local = LocalHints(wakeups)
     hints: Hints = local if others is None else FanOut([local, others])
+    letters = DeadLetterStore(store.pool, store.tenant)
+    messages = MessageStore(store.pool, store.tenant)
+    max_bytes = config.pop.max_bytes
     async with trio.open_nursery() as background:
         background.start_soon(wakeups.serve)  # noqa: ASYNC113 - pops only enlist before
         async with (
@@ -79,5 +91,8 @@ async def open_broker(
                 acks,
                 TransactionService(store, ids, hints),
                 QueueService(store, hints),
+                DeadLetterService(letters, messages, store, ids, hints, max_bytes),
+                MessageService(messages, letters, max_bytes),
+                TraceService(TraceStore(store.pool, store.tenant), max_bytes),
             )
         background.cancel_scope.cancel()

@@ -12,7 +12,7 @@ import trio
 
 from queen_trio.errors import ClientError
 
-from . import ack, pop, push, queues, status
+from . import ack, dlq, messages, pop, push, queues, status, traces, transaction
 from .disconnect import EXTENSION
 from .message import Handler, Request, Response
 from .problems import answer_error, problem
@@ -140,7 +140,17 @@ def _decode(segment: bytes) -> str:
         raise ClientError(f"the path segment {segment!r} is not valid UTF-8") from None
 
 
-_ROUTES: Final = _merge(status.ROUTES, push.ROUTES, pop.ROUTES, ack.ROUTES, queues.ROUTES)
+_ROUTES: Final = _merge(
+    status.ROUTES,
+    push.ROUTES,
+    pop.ROUTES,
+    ack.ROUTES,
+    transaction.ROUTES,
+    queues.ROUTES,
+    dlq.ROUTES,
+    messages.ROUTES,
+    traces.ROUTES,
+)
 _FIXED: Final = {path.encode(): methods for path, methods in _ROUTES.items() if ":" not in path}
 _VARIABLE: Final[dict[int, list[tuple[tuple[bytes | None, ...], _Methods]]]] = {}
 for _path, _methods in _ROUTES.items():

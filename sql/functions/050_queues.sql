@@ -63,7 +63,10 @@ BEGIN
     PERFORM FROM queen.log_consumers c WHERE c.partition_id = ANY (v_ids)
       ORDER BY c.partition_id, c.consumer_group FOR UPDATE;
     DELETE FROM queen.log_txns t WHERE t.partition_id = ANY (v_ids);
-    DELETE FROM queen.log_dlq d WHERE d.partition_id = ANY (v_ids);
+    -- By name: dead letters outlive partitions. Locked in their order first (080_dlq).
+    PERFORM FROM queen.log_dlq d WHERE d.tenant_id = p_tenant AND d.queue_name = p_name
+      ORDER BY d.failed_at, d.id FOR UPDATE;
+    DELETE FROM queen.log_dlq d WHERE d.tenant_id = p_tenant AND d.queue_name = p_name;
     DELETE FROM queen.queues q WHERE q.id = v_id;
     RETURN true;
 END $$;
