@@ -207,5 +207,3 @@ def _refuse_what_is_missing(config: Config) -> None:
     """A setting that asks for protection must not be accepted and then ignored."""
     if config.auth.enabled:
         raise QueenError("JWT_ENABLED is set, but this version has no authentication yet")
-    if config.security.encryption_key is not None:
-        raise QueenError("QUEEN_ENCRYPTION_KEY is set, but this version can't encrypt yet")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from queen_trio.model.ids import Uuid7
     from queen_trio.store.queries import PopRow, Store
 
+    from .encryption import Encryption
     from .hints import Hints
 
 
@@ -31,12 +32,19 @@ class PopService:
     """Answers pops; parked ones hold no connection."""
 
     def __init__(
-        self, store: Store, ids: Uuid7, wakeups: Wakeups, hints: Hints, config: PopConfig
+        self,
+        store: Store,
+        ids: Uuid7,
+        wakeups: Wakeups,
+        hints: Hints,
+        encryption: Encryption,
+        config: PopConfig,
     ) -> None:
         self._store = store
         self._ids = ids
         self._wakeups = wakeups
         self._hints = hints
+        self._encryption = encryption
         self._config = config
 
     async def pop(self, request: PopRequest) -> Claim | None:
@@ -99,7 +107,7 @@ class PopService:
         )
         if not rows:
             return None
-        claim = Claim(lease_id, _partitions(rows))
+        claim = Claim(lease_id, _partitions(rows, self._encryption))
         if request.auto_ack and claim.count >= request.batch:
             # No lease keeps others from the rest: whoever waits beside us may have it now.
             self._wakeups.notify(
@@ -108,7 +116,7 @@ class PopService:
         return claim
 
 
-def _partitions(rows: list[PopRow]) -> list[ClaimedPartition]:
+def _partitions(rows: list[PopRow], encryption: Encryption) -> list[ClaimedPartition]:
     partitions: list[ClaimedPartition] = []
     for row in rows:
         if not partitions or partitions[-1].partition_id != row.partition_id:
@@ -119,13 +127,12 @@ def _partitions(rows: list[PopRow]) -> list[ClaimedPartition]:
             )
         text = segments.decode(row.blob)
         count = segments.count(text)
-        partitions[-1].segments.append(
-            ClaimedSegment(
-                row.created_at,
-                text,
-                count,
-                first=max(row.committed + 1 - row.base_offset, 0),
-                stop=min(row.batch_end + 1 - row.base_offset, count),
-            )
+        segment = ClaimedSegment(
+            row.created_at,
+            text,
+            count,
+            first=max(row.committed + 1 - row.base_offset, 0),
+            stop=min(row.batch_end + 1 - row.base_offset, count),
         )
+        partitions[-1].segments.append(encryption.open_segment(row.queue_name, segment))
     return partitions

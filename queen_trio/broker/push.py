@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -11,10 +12,10 @@ import structlog
 import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
-from queen_trio.store import segments
 from queen_trio.store.queries import VERIFIED_EVERYWHERE, PushRow, Store
 
 from .dedup import DedupFilter, Verified
+from .encryption import EncryptionKeyMissing
 from .lanes import Lanes
 from .originals import original_ids
 from .segment import Draft, Drafted, Key, Segment
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from queen_trio.model.ids import Uuid7
-    from queen_trio.model.message import (
-        PushItem,
-        PushResult,
-    )
+    from queen_trio.model.message import PushItem, PushResult
+
+    from .encryption import Encryption
 
 log = structlog.get_logger(__name__)
 
@@ -51,11 +51,16 @@ class PushService:
     """
 
     def __init__(
-        self, store: Store, ids: Uuid7, on_commit: Callable[[Sequence[Key]], None]
+        self,
+        store: Store,
+        ids: Uuid7,
+        encryption: Encryption,
+        on_commit: Callable[[Sequence[Key]], None],
     ) -> None:
         """`on_commit` is told which partitions have new messages, after each commit."""
         self._store = store
         self._ids = ids
+        self._encryption = encryption
         self._on_commit = on_commit
         self._ready: deque[Segment] = deque()
         # Open segments of each partition that has any, oldest first. The oldest of a partition is
@@ -144,18 +149,18 @@ class PushService:
         todo = bundle
         while todo:
             try:
-                rows = await self._send(todo)
+                rows = await self._encryption.agree(
+                    [segment.key[0] for segment in todo], partial(self._send, todo)
+                )
                 todo = await self._sort_out(todo, rows)
             except DatabaseUnavailable as error:
                 log.warning("push failed", error=str(error), segments=len(todo))
                 _fail(todo, "the database is unavailable")
                 return
-            except DatabaseError as error:
+            except (DatabaseError, EncryptionKeyMissing) as error:
                 if len(todo) == 1:
-                    log.warning(
-                        "push refused by the database", queue=todo[0].key[0], error=str(error)
-                    )
-                    _fail(todo, f"refused by the database: {error}")
+                    log.warning("push refused", queue=todo[0].key[0], error=str(error))
+                    _fail(todo, f"refused: {error}")
                     return
                 # One bad segment must not fail its neighbours (spec 8.9).
                 for segment in todo:
@@ -167,13 +172,15 @@ class PushService:
         raw_bytes: list[int] = []
         hashes: list[bytes] = []
         blobs: list[bytes] = []
+        sealed: list[bool] = []
         verified: list[Verified] = []
         for segment in todo:
             records = [record for draft in segment.drafts for record in draft.records]
-            blob, size = segments.encode(records)
+            encoded = self._encryption.encode(segment.key[0], records)
             counts.append(len(records))
-            raw_bytes.append(size)
-            blobs.append(blob)
+            raw_bytes.append(encoded.size)
+            blobs.append(encoded.blob)
+            sealed.append(encoded.sealed)
             hashes.append(b"".join(segment.hashes()))
             verified.append(
                 self._dedup.verify(segment.key, segment.hashes())
@@ -190,6 +197,7 @@ class PushService:
             [known.upto for known in verified],
             [known.partition_id for known in verified],
             [known.since for known in verified],
+            sealed,
         )
 
     async def _sort_out(self, todo: list[Segment], rows: list[PushRow]) -> list[Segment]:
@@ -245,10 +253,13 @@ def _fail(todo: Sequence[Segment], error: str) -> None:
 
 @asynccontextmanager
 async def open_push_service(
-    store: Store, ids: Uuid7, on_commit: Callable[[Sequence[Key]], None]
+    store: Store,
+    ids: Uuid7,
+    encryption: Encryption,
+    on_commit: Callable[[Sequence[Key]], None],
 ) -> AsyncIterator[PushService]:
     """Run a PushService; leaving flushes what was accepted."""
-    service = PushService(store, ids, on_commit)
+    service = PushService(store, ids, encryption, on_commit)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from queen_trio.model.ack import Ack, AckResult, AckStatus
+from queen_trio.model.encryption import letter_payload
 from queen_trio.model.message import hash_of
 from queen_trio.store import segments
 
@@ -56,7 +57,7 @@ class Target:
                 "messageId": message.id,
                 "traceId": message.traceId,
                 "producerSub": message.producerSub,
-                "payload": bytes(message.data).decode(),
+                "payload": letter_payload(record, bytes(message.data)),
                 "createdAt": rows[0].created_at.isoformat(),
             }
         else:  # retention was faster: the dead letter still tells that it was there

@@ -11,7 +11,6 @@ import msgspec
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
 from queen_trio.model.ack import AckResult
 from queen_trio.model.transaction import Refusal, TransactionOutcome, TransactionRequest
-from queen_trio.store import segments
 
 from .originals import original_ids
 from .outage import ride_out
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from queen_trio.model.ids import Uuid7
     from queen_trio.store.queries import Store, TransactionRow
 
+    from .encryption import Encryption
     from .hints import Hints
 
 
@@ -52,10 +52,11 @@ _decode_acks = msgspec.json.Decoder(list[_Ack]).decode
 class TransactionService:
     """Runs transactions, one call each: they are not fused, their failures are their own."""
 
-    def __init__(self, store: Store, ids: Uuid7, hints: Hints) -> None:
+    def __init__(self, store: Store, ids: Uuid7, hints: Hints, encryption: Encryption) -> None:
         self._store = store
         self._ids = ids
         self._hints = hints
+        self._encryption = encryption
 
     async def run(self, request: TransactionRequest) -> TransactionOutcome:
         """Commit everything or nothing.
@@ -84,17 +85,10 @@ class TransactionService:
         results: list[AckResult],
     ) -> TransactionOutcome:
         drafts = list(drafted.drafts.items())
-        blobs = [segments.encode(draft.records) for _, draft in drafts]
         while True:
-            row = await self._store.transaction(
+            row = await self._encryption.agree(
                 [key[0] for key, _ in drafts],
-                [key[1] for key, _ in drafts],
-                [len(draft.records) for _, draft in drafts],
-                [size for _, size in blobs],
-                [b"".join(draft.hashes) for _, draft in drafts],
-                [blob for blob, _ in blobs],
-                ack_arguments(targets),
-                request.required_leases,
+                partial(self._commit, drafts, targets, request.required_leases),
             )
             acks = _decode_acks(row.acks)
             if row.committed:
@@ -105,6 +99,25 @@ class TransactionService:
             for ack in wanted:
                 assert ack.needs_payload is not None  # noqa: S101 - chosen for it
                 await targets[ack.ord - 1].read_letter(self._store, ack.needs_payload)
+
+    async def _commit(
+        self,
+        drafts: list[tuple[Key, Draft]],
+        targets: list[Target],
+        required_leases: list[str],
+    ) -> TransactionRow:
+        encoded = [self._encryption.encode(key[0], draft.records) for key, draft in drafts]
+        return await self._store.transaction(
+            [key[0] for key, _ in drafts],
+            [key[1] for key, _ in drafts],
+            [len(draft.records) for _, draft in drafts],
+            [segment.size for segment in encoded],
+            [b"".join(draft.hashes) for _, draft in drafts],
+            [segment.blob for segment in encoded],
+            ack_arguments(targets),
+            required_leases,
+            [segment.sealed for segment in encoded],
+        )
 
     def _committed(
         self,

@@ -87,6 +87,7 @@ async def metrics(broker: Broker, request: Request) -> Response:
             "serverId": broker.config.sync.server_id,
             "pool": asdict(broker.store.pool.statistics()),
             "wakeups": asdict(broker.wakeups.statistics()),
+            "encryption": asdict(broker.encryption.statistics()),
         }
     )
 

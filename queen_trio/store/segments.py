@@ -23,9 +23,14 @@ _compress = zstandard.ZstdCompressor(level=1).compress
 _decompress = zstandard.ZstdDecompressor().decompress
 
 
+def join(records: Sequence[bytes]) -> bytes:
+    """Make a text sequence of message objects."""
+    return b"".join((RS, _BETWEEN.join(records), b"\n"))
+
+
 def encode(records: Sequence[bytes]) -> tuple[bytes, int]:
     """Join message objects into a blob; returns it and its size before compression, in bytes."""
-    text = b"".join((RS, _BETWEEN.join(records), b"\n"))
+    text = join(records)
     if len(text) >= _COMPRESS_FROM_BYTES:
         blob = _compress(text)
         if len(blob) < len(text):

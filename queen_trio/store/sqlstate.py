@@ -21,6 +21,8 @@ TRANSIENT_STATES: Final = frozenset(
 READ_ONLY_TRANSACTION: Final = "25006"
 LOST_PREPARED_STATEMENT: Final = "26000"
 TOO_MANY_CONNECTIONS: Final = "53300"
+# Ours, raised by push_v1: a segment is encrypted, or not, against its queue's option.
+ENCRYPTION_DIFFERS: Final = "QT002"
 
 # libpq reports a refused start-up as text only, so this is all there is to go by. A server with a
 # translated lc_messages isn't recognised and is treated as unreachable for a moment: the pool then

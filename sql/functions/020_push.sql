@@ -68,13 +68,15 @@ END $$;
 -- the partition p_verified_in among the messages created since p_verified_since". Where that doesn't fit
 -- (another partition, a window that reaches further back) it counts as -1 and the whole window is probed.
 -- The largest bigint says so of every partition: ids that the broker has just made up.
+-- p_sealed says whether the payloads of a segment are encrypted (NULL: none are). Where that isn't what
+-- the queue wants now, QT002 refuses the whole bundle: the broker's memory of the queue is stale.
 --
 -- A segment with a duplicate writes nothing: its row tells which indexes (0-based) are duplicates of
 -- which offsets, and the caller sends the rest again. The others are committed.
 CREATE OR REPLACE FUNCTION queen.push_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_counts integer[], p_raw_bytes integer[],
     p_hashes bytea[], p_blobs bytea[], p_verified bigint[], p_verified_in uuid[],
-    p_verified_since timestamptz[])
+    p_verified_since timestamptz[], p_sealed boolean[] DEFAULT NULL)
 RETURNS TABLE (ord integer, partition_id uuid, base_offset bigint, created_at timestamptz,
                duplicate_at integer[], duplicate_of bigint[])
 LANGUAGE plpgsql AS $$
@@ -91,6 +93,7 @@ BEGIN
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_raw_bytes)
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_hashes)
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_blobs)
+       OR cardinality(p_queues) IS DISTINCT FROM coalesce(cardinality(p_sealed), cardinality(p_queues))
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified_in)
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified)
        OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified_since)
@@ -102,6 +105,12 @@ BEGIN
     v_ids := queen.lock_partitions_v1(p_tenant, p_queues, p_partitions);
     IF (SELECT count(DISTINCT u.id) FROM unnest(v_ids) AS u(id)) < cardinality(v_ids) THEN
         RAISE EXCEPTION 'push_v1: a partition stands twice in one bundle' USING ERRCODE = '22023';
+    END IF;
+    IF EXISTS (SELECT FROM unnest(v_ids, p_sealed) AS s(id, sealed)
+                 JOIN queen.log_partitions p ON p.id = s.id
+                 JOIN queen.queues q ON q.id = p.queue_id
+                WHERE q.encryption_enabled <> coalesce(s.sealed, false)) THEN
+        RAISE EXCEPTION 'push_v1: the encryption of a queue is not what it was' USING ERRCODE = 'QT002';
     END IF;
     v_now := clock_timestamp();
 

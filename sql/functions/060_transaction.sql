@@ -7,7 +7,8 @@
 CREATE OR REPLACE FUNCTION queen.transaction_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_counts integer[], p_raw_bytes integer[],
     p_hashes bytea[], p_blobs bytea[], p_ack_partitions uuid[], p_ack_groups text[], p_ack_leases text[],
-    p_ack_hashes bytea[], p_ack_statuses text[], p_letters jsonb, p_required_leases text[])
+    p_ack_hashes bytea[], p_ack_statuses text[], p_letters jsonb, p_required_leases text[],
+    p_sealed boolean[] DEFAULT NULL)
 RETURNS TABLE (committed boolean, pushes jsonb, acks jsonb, lost_lease text)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -21,7 +22,7 @@ BEGIN
             SELECT jsonb_agg(to_jsonb(p) ORDER BY p.ord) INTO pushes
               FROM queen.push_v1(p_tenant, p_queues, p_partitions, p_counts, p_raw_bytes, p_hashes,
                                  p_blobs, v_unknown, array_fill(NULL::uuid, ARRAY[cardinality(p_queues)]),
-                                 array_fill(NULL::timestamptz, ARRAY[cardinality(p_queues)])) p;
+                                 array_fill(NULL::timestamptz, ARRAY[cardinality(p_queues)]), p_sealed) p;
             IF jsonb_path_exists(pushes, '$[*] ? (@.base_offset == null)') THEN
                 RAISE EXCEPTION 'duplicate' USING ERRCODE = 'QT001';
             END IF;

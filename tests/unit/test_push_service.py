@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from queen_trio.broker.encryption import Encryption
 from queen_trio.broker.push import PUSH_LANES, PushService, open_push_service
 from queen_trio.model.ids import Uuid7
 from queen_trio.model.message import PushItem, PushResult, PushStatus
@@ -60,7 +61,9 @@ def store(pool: Pool) -> WatchedStore:
 async def serving(store: WatchedStore) -> AsyncIterator[tuple[PushService, list[Key]]]:
     committed: list[Key] = []
     with trio.fail_after(30):
-        async with open_push_service(store, Uuid7(), committed.extend) as pushes:
+        async with open_push_service(
+            store, Uuid7(), Encryption(store, None), committed.extend
+        ) as pushes:
             yield pushes, committed
 
 

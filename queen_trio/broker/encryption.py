@@ -1,0 +1,175 @@
+"""Encryption at rest: which queues want it, and their payloads on the way in and out.
+
+What this broker remembers of a queue may be stale; the database decides at every commit (push_v1).
+So nobody has to refresh the memory or to hear of changes: the worst that stale memory costs is one
+more round trip.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import structlog
+from attrs import frozen
+
+from queen_trio.errors import ClientError, DatabaseError
+from queen_trio.model.encryption import (
+    SEALED,
+    PayloadCipher,
+    Undecipherable,
+    envelope_of_letter,
+    is_sealed,
+    open_payload,
+    open_record,
+    seal_record,
+    withhold,
+)
+from queen_trio.model.pop import ClaimedSegment
+from queen_trio.store import segments
+from queen_trio.store.encryption import encrypted_queues
+from queen_trio.store.sqlstate import ENCRYPTION_DIFFERS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from queen_trio.store.queries import Store
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# How often a call may find that an option has changed once more before it gives up.
+AGREE_ATTEMPTS: Final = 5
+
+_SEALED_TEXT: Final = segments.RS + SEALED
+
+
+class EncryptionKeyMissing(ClientError):
+    """A queue wants encryption and this broker has no key: nothing is stored in the clear."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(
+            f"queue {queue!r} is encrypted, and this broker has no QUEEN_ENCRYPTION_KEY",
+            code="encryption_key_missing",
+        )
+
+
+class Encoded(NamedTuple):
+    """A segment as it is stored; `size` in bytes before compression."""
+
+    blob: bytes
+    size: int
+    sealed: bool
+
+
+@frozen
+class EncryptionStatistics:
+    """How many payloads could not be opened since the start, each time one was asked for."""
+
+    undecipherable: int
+
+
+class Encryption:
+    """The key of this broker and the queues that it knows to be encrypted."""
+
+    def __init__(self, store: Store, key: bytes | None) -> None:
+        self._store = store
+        self._cipher = None if key is None else PayloadCipher(key)
+        self._encrypted: set[str] = set()
+        self._undecipherable = 0
+        self._complained: set[str] = set()
+
+    @property
+    def has_key(self) -> bool:
+        """Whether this broker can encrypt."""
+        return self._cipher is not None
+
+    def note(self, queue: str, *, enabled: bool) -> None:
+        """Remember a queue's option."""
+        if enabled:
+            self._encrypted.add(queue)
+        else:
+            self._encrypted.discard(queue)
+
+    def forget(self, queue: str) -> None:
+        """Remember a queue no longer; the next commit tells."""
+        self._encrypted.discard(queue)
+
+    def statistics(self) -> EncryptionStatistics:
+        """What can't be read."""
+        return EncryptionStatistics(self._undecipherable)
+
+    # -- on the way in -------------------------------------------------------------------------
+
+    def encode(self, queue: str, records: Sequence[bytes]) -> Encoded:
+        """Make a segment's blob, sealed if the queue wants that.
+
+        Raises `EncryptionKeyMissing`. Call it inside of what `agree` repeats.
+        """
+        if queue not in self._encrypted:
+            return Encoded(*segments.encode(records), False)
+        if self._cipher is None:
+            raise EncryptionKeyMissing(queue)
+        seal = partial(seal_record, self._cipher)
+        return Encoded(*segments.encode([seal(record) for record in records]), True)
+
+    async def agree(self, queues: Collection[str], call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat `call` until it encodes as the queues want it now; raises what it raises."""
+        for _ in range(AGREE_ATTEMPTS - 1):
+            try:
+                return await call()
+            except DatabaseError as error:
+                if error.sqlstate != ENCRYPTION_DIFFERS:
+                    raise
+            names = set(queues)
+            encrypted = await encrypted_queues(self._store.pool, self._store.tenant, list(names))
+            for name in names:
+                self.note(name, enabled=name in encrypted)
+        return await call()
+
+    # -- on the way out ------------------------------------------------------------------------
+
+    def open_segment(self, queue: str, segment: ClaimedSegment) -> ClaimedSegment:
+        """Return a segment with its claimed records as they were pushed, as `open_record` does.
+
+        A segment is sealed as a whole, so its first record tells of all.
+        """
+        if not segment.text.startswith(_SEALED_TEXT):
+            return segment
+        records = [
+            self.open_record(queue, record)
+            for record in segments.split(segment.text)[segment.first : segment.stop]
+        ]
+        text = segments.join(records)
+        return ClaimedSegment(segment.created_at, text, len(records), 0, len(records))
+
+    def open_record(self, queue: str, record: bytes) -> bytes:
+        """Return a record as it was pushed; what can't be opened has `data` null and says why."""
+        if not is_sealed(record):
+            return record
+        try:
+            return open_record(self._cipher, record)
+        except Undecipherable as error:
+            self._complain(queue, error)
+            return withhold(record, str(error))
+
+    def open_letter(
+        self, queue: str, payload: str, message_id: str, transaction_id: str
+    ) -> tuple[str, str | None]:
+        """Return a dead letter's payload as JSON, and why it is null when it can't be opened."""
+        envelope = envelope_of_letter(payload)
+        if envelope is None:
+            return payload, None
+        try:
+            return open_payload(self._cipher, envelope, message_id, transaction_id).decode(), None
+        except Undecipherable as error:
+            self._complain(queue, error)
+            return "null", str(error)
+
+    def _complain(self, queue: str, error: Undecipherable) -> None:
+        """Count it, and log the first one of a queue."""
+        self._undecipherable += 1
+        if queue not in self._complained:
+            self._complained.add(queue)
+            log.warning("payload not decipherable", queue=queue, error=str(error))
