@@ -15,6 +15,7 @@ from queen_trio.store.traces import TraceStore
 
 from .ack import AckService, open_ack_service
 from .dlq import DeadLetterService
+from .encryption import Encryption
 from .hints import FanOut, Hints, LocalHints
 from .messages import MessageService
 from .pop import PopService
@@ -45,6 +46,7 @@ class Broker:
     acks: AckService
     transactions: TransactionService
     queues: QueueService
+    encryption: Encryption
     dead_letters: DeadLetterService
     messages: MessageService
     traces: TraceService
@@ -71,13 +73,14 @@ async def open_broker(
     wakeups = Wakeups(store, config.pop)
     local = LocalHints(wakeups)
     hints: Hints = local if others is None else FanOut([local, others])
+    encryption = Encryption(store, config.security.encryption_key)
     letters = DeadLetterStore(store.pool, store.tenant)
     messages = MessageStore(store.pool, store.tenant)
     max_bytes = config.pop.max_bytes
     async with trio.open_nursery() as background:
         background.start_soon(wakeups.serve)  # noqa: ASYNC113 - pops only enlist before
         async with (
-            open_push_service(store, ids, hints.messages_available) as pushes,
+            open_push_service(store, ids, encryption, hints.messages_available) as pushes,
             open_ack_service(store, hints) as acks,
         ):
             yield Broker(
@@ -87,10 +90,11 @@ async def open_broker(
                 local,
                 hints,
                 pushes,
-                PopService(store, ids, wakeups, hints, config.pop),
+                PopService(store, ids, wakeups, hints, encryption, config.pop),
                 acks,
-                TransactionService(store, ids, hints),
-                QueueService(store, hints),
+                TransactionService(store, ids, hints, encryption),
+                QueueService(store, hints, encryption),
+                encryption,
                 DeadLetterService(letters, messages, store, ids, hints, max_bytes),
                 MessageService(messages, letters, max_bytes),
                 TraceService(TraceStore(store.pool, store.tenant), max_bytes),
