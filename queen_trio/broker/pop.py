@@ -57,6 +57,8 @@ class PopService:
         arrival = trio.current_time()
         if request.timeout is None:
             return await ride_out(lambda: self._claim(request, arrival))
+        if self._wakeups.draining:
+            return None
         key = PopKey(
             request.queue, request.partition, request.namespace, request.task, request.group
         )
@@ -65,13 +67,16 @@ class PopService:
             while True:
                 claim = None
                 # Cancelled after the statement was sent, a claim still comes back.
-                with trio.move_on_at(deadline + PATIENCE_SECONDS), suppress(DatabaseUnavailable):
+                with (
+                    self._wakeups.looking(deadline + PATIENCE_SECONDS),
+                    suppress(DatabaseUnavailable),
+                ):
                     claim = await self._claim(request, arrival)
                 if claim is not None or self._wakeups.draining:
                     return claim
                 with trio.move_on_at(deadline) as waiting:
                     await waiter.wait_woken()
-                if waiting.cancelled_caught:
+                if waiting.cancelled_caught or self._wakeups.draining:
                     return None
 
     async def release(self, claim: Claim) -> None:

@@ -14,6 +14,7 @@ wake falls between asking and waiting. A wake that its receiver no longer needs 
 from __future__ import annotations
 
 import heapq
+from contextlib import contextmanager
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,7 +26,7 @@ from attrs import define, field, frozen
 from queen_trio.errors import DatabaseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from queen_trio.config import PopConfig
     from queen_trio.store.queries import Store
@@ -145,6 +146,7 @@ class Wakeups:
         self._heap: list[tuple[float, int, _Line]] = []
         self._serial = count()
         self._changed = trio.Event()
+        self._looking: set[trio.CancelScope] = set()
         self.parked = 0
         self.draining = False
 
@@ -176,9 +178,24 @@ class Wakeups:
             for line in self._by_queue.get(name, {}).values():
                 line.wake_all()
 
+    @contextmanager
+    def looking(self, deadline: float) -> Iterator[None]:
+        """Cancel a parked pop's look at the database at `deadline`, or when all go home.
+
+        Without that a database that is away would keep it for as long as a connection may take.
+        """
+        with trio.CancelScope(deadline=deadline) as scope:
+            self._looking.add(scope)
+            try:
+                yield
+            finally:
+                self._looking.discard(scope)
+
     def drain(self) -> None:
         """Send every parked pop home, now and from now on (spec 4, "Shutdown")."""
         self.draining = True
+        for scope in self._looking:
+            scope.cancel()
         for line in self._lines.values():
             line.wake_all()
 

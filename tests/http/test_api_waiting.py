@@ -15,7 +15,7 @@ from tests.http.api import Api, Json, data, identity, open_api, unique
 from tests.http.raw import connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from tests.brokers import LiveBroker
     from tests.cluster import Cluster
@@ -59,7 +59,7 @@ async def parked(api: Api, *pops: tuple[str | None, dict[str, Any]]) -> AsyncIte
 
 
 async def test_a_push_wakes_a_parked_pop(
-    api: Api, queue: str, record_property: pytest.RecordProperty
+    api: Api, queue: str, record_property: Callable[[str, object], None]
 ) -> None:
     latencies = []
     for n in range(30):
@@ -296,3 +296,19 @@ async def test_a_claim_whose_client_vanished_is_released_at_once(
         assert again is not None
         assert again["messages"][0]["deliveryAttempt"] == 1
         assert (await api.ack_batch(identity(again["messages"][0])))[0]["success"]
+
+
+async def test_a_claim_that_is_cut_off_while_it_is_written_is_released(
+    api: Api, shared_broker: LiveBroker, queue: str
+) -> None:
+    """An answer of many MiB to a client that takes the beginning and then goes."""
+    await api.push(queue, "x" * (15 * 1024 * 1024))
+    gone = await connect(shared_broker)
+    await gone.send(f"GET /api/v1/pop/queue/{queue}")
+    await gone.stream.receive_some(1000)
+    assert await api.pop(queue) is None
+    await gone.aclose()
+    with trio.fail_after(SECONDS):
+        again = await api.pop(queue, wait="true", timeout=LONG_MS)
+    assert again is not None
+    assert again["messages"][0]["deliveryAttempt"] == 1

@@ -16,6 +16,7 @@ from tests.live.load import Producer, take_all
 if TYPE_CHECKING:
     from queen_trio.store.settings import ConnectionSettings
     from tests.brokers import LiveBroker
+    from tests.cluster import Cluster
 
 PARKED = 200
 SECONDS = 20
@@ -47,6 +48,27 @@ async def test_sigterm_answers_parked_pops_and_exits(broker: LiveBroker) -> None
     assert took < 2, f"{took:.2f} s"
     print(f"SIGTERM with {PARKED} parked pops: {took:.2f} s")
     assert broker.wait_event("stopped")["in_time"] is True
+
+
+async def test_sigterm_while_postgres_is_away(own_cluster: Cluster) -> None:
+    """Parked or still looking for a connection: both are sent home at once."""
+    environment = postgres_environment(own_cluster.settings("postgres"))
+    with running_broker(environment) as broker, trio.fail_after(SECONDS):
+        async with open_api(broker) as api:
+            parked = await connect(broker)
+            await parked.send("GET /api/v1/pop/queue/q?wait=true&timeout=60000")
+            await api.wait_parked(1)
+            await trio.to_thread.run_sync(own_cluster.stop)
+            looking = await connect(broker)
+            await looking.send("GET /api/v1/pop/queue/other?wait=true&timeout=60000")
+            await api.wait_parked(2)
+            broker.process.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            for connection in (parked, looking):
+                assert (await connection.receive()).status == 204
+                await connection.aclose()
+            assert await wait_exit(broker) == 0
+            assert time.monotonic() - started < 3
 
 
 async def test_drain_can_leave_parked_pops_alone(settings: ConnectionSettings) -> None:
