@@ -7,6 +7,7 @@
             └── pool
                 └── broker     push and ack lanes, wakeups
                     ├── jobs       supervised
+                    ├── keys       supervised: those that verify tokens, where an issuer has them
                     ├── mesh       supervised; only where there are peers
                     └── http       its death ends the process
 
@@ -33,6 +34,7 @@ from queen_trio.embedded import default_data_dir, open_embedded
 from queen_trio.errors import DatabaseUnavailable, QueenError
 from queen_trio.http import server as http_server
 from queen_trio.http.app import App
+from queen_trio.http.auth import Guard
 from queen_trio.http.limits import HttpLimits
 from queen_trio.http.listeners import bind_listeners
 from queen_trio.mesh import MeshNode
@@ -60,12 +62,13 @@ async def run(config: Config) -> int:
     Raises `QueenError` (possibly in a group) when the boot fails or http dies.
     """
     _refuse_what_is_missing(config)
+    guard = Guard(config.auth) if config.auth.enabled else None
     stop = _Stop(config.server.shutdown_timeout_ms / 1000)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as root:
             root.start_soon(stop.watch, signals)
             with stop.scope:
-                await _serve(config, stop)
+                await _serve(config, stop, guard)
             root.cancel_scope.cancel()
     log.info("stopped", in_time=not stop.scope.cancelled_caught or not stop.serving)
     return 0
@@ -94,7 +97,7 @@ class _Stop:
                 self.scope.cancel()
 
 
-async def _serve(config: Config, stop: _Stop) -> None:
+async def _serve(config: Config, stop: _Stop, guard: Guard | None) -> None:
     async with AsyncExitStack() as stack:
         settings = await stack.enter_async_context(_open_postgres(config))
         await _prepare_schema(config, settings)
@@ -108,8 +111,10 @@ async def _serve(config: Config, stop: _Stop) -> None:
             if mesh is not None:
                 services.start_soon(supervise, "mesh", partial(mesh.serve, broker.local_hints))
             services.start_soon(supervise, "jobs", _run_jobs)
+            if guard is not None:
+                services.start_soon(supervise, "signing keys", guard.serve)
             async with trio.open_nursery() as http:
-                addresses = await http.start(_run_http, config, broker, drain)
+                addresses = await http.start(_run_http, config, broker, guard, drain)
                 for address in addresses:
                     log.info("listening", address=address[0], port=address[1])
                 stop.serving = True
@@ -122,6 +127,7 @@ async def _serve(config: Config, stop: _Stop) -> None:
 async def _run_http(
     config: Config,
     broker: Broker,
+    guard: Guard | None,
     drain: trio.Event,
     task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -140,7 +146,7 @@ async def _run_http(
             f"can't listen on {config.server.bind_addr}:{config.server.port}: {error.strerror}"
         ) from error
     await http_server.serve(
-        App(broker),
+        App(broker, guard),
         listeners,
         limits,
         server=config.server.http_server,
@@ -205,5 +211,3 @@ async def _prepare_schema(config: Config, settings: ConnectionSettings) -> None:
 
 def _refuse_what_is_missing(config: Config) -> None:
     """A setting that asks for protection must not be accepted and then ignored."""
-    if config.auth.enabled:
-        raise QueenError("JWT_ENABLED is set, but this version has no authentication yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .delivery import ADMISSION_FLOOR
-from .server import AuthConfig, HttpServer, JwtAlgorithm, ServerConfig
+from .server import AuthConfig, HttpServer, ServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,7 +67,7 @@ def _keys(auth: AuthConfig) -> Iterator[Contradiction]:
     }
     involved = (*keys, "JWT_ENABLED", "JWT_ALGORITHM")
     given = [name for name, key in keys.items() if key is not None]
-    shared = auth.algorithm is JwtAlgorithm.HS256
+    shared = auth.algorithm.secret_bytes is not None
     if len(given) != 1:
         yield (
             involved,
@@ -118,6 +118,12 @@ def doubts(config: Config, names: Iterable[str]) -> Iterator[str]:
         yield (
             f"the admission band is [{band.lo},{band.hi}] and can't adapt: DB_POOL_SIZE {pool} must"
             f" exceed QUEEN_ADMISSION_POOL_RESERVE {reserve} by more than {ADMISSION_FLOOR}"
+        )
+    wanted, secret = config.auth.algorithm.secret_bytes, config.auth.secret
+    if config.auth.enabled and wanted and secret and len(secret.encode()) < wanted:
+        yield (
+            f"JWT_SECRET has {len(secret.encode())} bytes, {config.auth.algorithm.value} wants"
+            f" {wanted}: a short one can be guessed from a token"
         )
     if config.sync.starts and config.sync.secret is None:
         yield "the mesh is open: without QUEEN_SYNC_SECRET anyone who reaches its port is believed"

@@ -29,12 +29,23 @@ class DrainParked(Enum):
 
 
 class JwtAlgorithm(Enum):
-    """How tokens are signed; the first with a shared secret, the others with a key pair."""
+    """How tokens are signed; HS… with a shared secret, the others with a key pair."""
 
     HS256 = "HS256"
+    HS384 = "HS384"
+    HS512 = "HS512"
     RS256 = "RS256"
+    RS384 = "RS384"
+    RS512 = "RS512"
     ES256 = "ES256"
+    ES384 = "ES384"
+    ES512 = "ES512"
     EDDSA = "EdDSA"
+
+    @property
+    def secret_bytes(self) -> int | None:
+        """How long its shared secret has to be (RFC 7518, 3.2); None for a key pair."""
+        return int(self.value[2:]) // 8 if self.value.startswith("HS") else None
 
 
 def _jwt_algorithm(values: Values) -> str:
@@ -122,7 +133,9 @@ class AuthConfig:
         default="HS256 (with a public key or JWKS: RS256)",
         derive=_jwt_algorithm,
     )
-    secret: str | None = optional("JWT_SECRET", Text(), "Shared secret, for HS256.", secret=True)
+    secret: str | None = optional(
+        "JWT_SECRET", Text(), "Shared secret, for HS256, HS384 and HS512.", secret=True
+    )
     public_key: str | None = optional(
         "JWT_PUBLIC_KEY", Text(), "Public key that verifies the tokens, PEM.", secret=True
     )

@@ -5,14 +5,16 @@ The routes stand at the end of each resource's file, in its `ROUTES`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
 import trio
 
 from queen_trio.errors import ClientError
+from queen_trio.model.roles import Access
 
 from . import ack, dlq, messages, pop, push, queues, status, traces, transaction
+from .auth import access_to
 from .disconnect import EXTENSION
 from .message import Handler, Request, Response
 from .problems import answer_error, problem
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from queen_trio.broker import Broker
 
+    from .auth import Guard
     from .disconnect import DisconnectHook
     from .lean import Receive, Scope, Send
 
@@ -32,8 +35,10 @@ UNDELIVERED_SECONDS: Final = 5.0
 class App:
     """Routes requests of one broker; one broad `except` here is the request's boundary."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, guard: Guard | None = None) -> None:
+        """Without a guard everyone may do everything."""
         self._broker = broker
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request (ASGI 3)."""
@@ -73,13 +78,20 @@ class App:
             route, path = _match(scope)
             if route is None:
                 return problem(404, f"no such route: {scope['path']}", "no_such_route")
-            handler = route.get(scope["method"])
-            if handler is None:
+            endpoint = route.get(scope["method"])
+            if endpoint is None:
                 allowed = ", ".join(sorted(route))
                 answer = problem(405, f"{scope['method']} is not allowed here, only {allowed}")
                 return Response(405, answer.body, (*answer.headers, (b"allow", allowed.encode())))
+            handler, access = endpoint
             what = f"{handler.__name__} failed".replace("_", " ")
-            return await handler(self._broker, Request(scope, receive, body, path))  # type: ignore[no-any-return]
+            request = Request(scope, receive, body, path)
+            if self._guard is not None and access is not Access.PUBLIC:
+                admitted = await self._guard.admit(scope, access)
+                if isinstance(admitted, Response):
+                    return admitted
+                request.subject = admitted.subject
+            return await handler(self._broker, request)  # type: ignore[no-any-return]
         except Exception as error:  # the request's boundary
             return answer_error(error, what)
 
@@ -101,17 +113,24 @@ def _headers(response: Response) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-_Methods = dict[str, Handler]
-Routes = dict[str, _Methods]
+class _Endpoint(NamedTuple):
+    handler: Handler
+    access: Access
+
+
+_Methods = dict[str, _Endpoint]
+Routes = dict[str, dict[str, Handler]]
 """Path to method to handler; a segment ":name" of a path is variable."""
 
 
-def _merge(*tables: Routes) -> Routes:
+def _merge(*tables: Routes) -> dict[str, _Methods]:
     """Put the route tables of the resources together; a path may get its methods from several."""
-    merged: Routes = {}
+    merged: dict[str, _Methods] = {}
     for table in tables:
-        for path, methods in table.items():
-            merged.setdefault(path, {}).update(methods)
+        for path, handlers in table.items():
+            methods = merged.setdefault(path, {})
+            for method, handler in handlers.items():
+                methods[method] = _Endpoint(handler, access_to(path, method))
     for path, methods in merged.items():
         # A pop changes what it reads: a HEAD would throw its messages away.
         if "GET" in methods and not path.startswith("/api/v1/pop"):

@@ -23,12 +23,16 @@ JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 
 @define(eq=False)
 class Request:
-    """One request with its whole body; `path` holds the decoded variable segments of its route."""
+    """One request with its whole body; `path` holds the decoded variable segments of its route.
+
+    `subject` is the `sub` of the token that came with it; None without one.
+    """
 
     scope: Scope
     receive: Receive
     body: bytes
     path: tuple[str, ...]
+    subject: str | None = None
     _query: dict[str, str] | None = None
 
     @property

@@ -30,7 +30,7 @@ async def push(broker: Broker, request: Request) -> Response:
     items = decode_untrusted(_decoder, request.body).items
     for index, item in enumerate(items):
         check_item(item, index)
-    results = await broker.pushes.push(items)
+    results = await broker.pushes.push(items, producer_sub=request.subject)
     if items and all(result.status is PushStatus.FAILED for result in results):
         return problem(500, f"push failed: {results[0].error}", "push_failed", results=results)
     return Response(201, encode(results))

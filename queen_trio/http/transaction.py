@@ -70,7 +70,9 @@ async def transaction(broker: Broker, request: Request) -> Response:
         else:
             raise ClientError(f"{where}.type={operation.type!r} is neither push nor ack")
     outcome = await broker.transactions.run(
-        TransactionRequest(pushes, acks, _leases(body.required_leases))
+        TransactionRequest(
+            pushes, acks, _leases(body.required_leases), producer_sub=request.subject
+        )
     )
     return json_response(_answer(outcome, order))
 
