@@ -10,18 +10,23 @@ from attrs import define
 
 from queen_trio.model.ids import Uuid7
 from queen_trio.store.dlq import DeadLetterStore
+from queen_trio.store.groups import GroupStore
 from queen_trio.store.messages import MessageStore
+from queen_trio.store.resources import ResourceStore
 from queen_trio.store.traces import TraceStore
 
 from .ack import AckService, open_ack_service
 from .dlq import DeadLetterService
 from .encryption import Encryption
+from .groups import GroupService
 from .hints import FanOut, Hints, LocalHints
 from .messages import MessageService
 from .pop import PopService
 from .push import PushService, open_push_service
 from .queues import QueueService
+from .resources import ResourceService
 from .traces import TraceService
+from .traffic import CountingStore, Traffic
 from .transaction import TransactionService
 from .wakeups import Wakeups
 
@@ -47,6 +52,9 @@ class Broker:
     transactions: TransactionService
     queues: QueueService
     encryption: Encryption
+    traffic: Traffic
+    groups: GroupService
+    resources: ResourceService
     dead_letters: DeadLetterService
     messages: MessageService
     traces: TraceService
@@ -70,6 +78,8 @@ async def open_broker(
     Cancellation drops what is accepted and not yet sent; its callers get an error.
     """
     ids = Uuid7()
+    traffic = Traffic()
+    store = CountingStore(store, traffic)
     wakeups = Wakeups(store, config.pop)
     local = LocalHints(wakeups)
     hints: Hints = local if others is None else FanOut([local, others])
@@ -95,6 +105,9 @@ async def open_broker(
                 TransactionService(store, ids, hints, encryption),
                 QueueService(store, hints, encryption),
                 encryption,
+                traffic,
+                GroupService(GroupStore(store), hints),
+                ResourceService(ResourceStore(store), hints),
                 DeadLetterService(letters, messages, store, ids, hints, max_bytes),
                 MessageService(messages, letters, max_bytes),
                 TraceService(TraceStore(store.pool, store.tenant), max_bytes),

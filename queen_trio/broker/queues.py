@@ -59,6 +59,11 @@ class QueueService:
         """All queues with their counts."""
         return await ride_out(self._store.list_queues)
 
+    async def find(self, name: str) -> QueueRow | None:
+        """One queue with its counts; None when there is none."""
+        rows = await ride_out(partial(self._store.list_queues, name))
+        return rows[0] if rows else None
+
     async def detail(self, name: str) -> tuple[QueueRow, dict[str, Any], list[PartitionRow]] | None:
         """One queue with its row and its partitions; None when there is none."""
         rows = await ride_out(partial(self._store.list_queues, name))

@@ -13,7 +13,20 @@ import trio
 from queen_trio.errors import ClientError
 from queen_trio.model.roles import Access
 
-from . import ack, dlq, messages, pop, push, queues, status, traces, transaction
+from . import (
+    ack,
+    analytics,
+    dlq,
+    groups,
+    messages,
+    pop,
+    push,
+    queues,
+    resources,
+    status,
+    traces,
+    transaction,
+)
 from .auth import access_to
 from .disconnect import EXTENSION
 from .message import Handler, Request, Response
@@ -169,6 +182,9 @@ _ROUTES: Final = _merge(
     dlq.ROUTES,
     messages.ROUTES,
     traces.ROUTES,
+    groups.ROUTES,
+    resources.ROUTES,
+    analytics.ROUTES,
 )
 _FIXED: Final = {path.encode(): methods for path, methods in _ROUTES.items() if ":" not in path}
 _VARIABLE: Final[dict[int, list[tuple[tuple[bytes | None, ...], _Methods]]]] = {}

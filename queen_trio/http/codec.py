@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from queen_trio.errors import ClientError
+from queen_trio.model.names import shorten
 
 from .message import Response
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 T = TypeVar("T")
 
@@ -61,3 +60,13 @@ def timestamp(moment: datetime | None) -> str | None:
     if moment is None:
         return None
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06d}Z"
+
+
+def parse_timestamp(text: str, field: str) -> datetime:
+    """Read ISO-8601, UTC where it names no offset; raises `ClientError` naming `field`."""
+    try:
+        # A "+" that nobody quoted arrives as a space.
+        moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ClientError(f"{field}={shorten(text)!r} is not an ISO-8601 timestamp") from None

@@ -57,7 +57,7 @@ async def configure(broker: Broker, request: Request) -> Response:
 
 async def list_queues(broker: Broker, request: Request) -> Response:
     """List all queues with their counts."""
-    return json_response({"queues": [_summary(row) for row in await broker.queues.list_all()]})
+    return json_response({"queues": [queue_summary(row) for row in await broker.queues.list_all()]})
 
 
 async def show_queue(broker: Broker, request: Request) -> Response:
@@ -68,11 +68,11 @@ async def show_queue(broker: Broker, request: Request) -> Response:
         return problem(404, "Queue not found", "queue_not_found")
     queue, row, partitions = found
     return json_response(
-        _summary(queue)
+        queue_summary(queue)
         | {
             "options": options_from_row(row),
-            "partitions": [_partition(part) for part in partitions],
-            "totals": _counts(queue),
+            "partitions": [partition_summary(part) for part in partitions],
+            "totals": counts(queue),
         }
     )
 
@@ -87,11 +87,11 @@ def _name(name: str) -> str:
     return check_name(name, "queue")
 
 
-def _counts(row: QueueRow | PartitionRow) -> dict[str, int]:
+def counts(row: QueueRow | PartitionRow) -> dict[str, int]:
     return {"total": row.total, "pending": row.pending, "processing": row.processing}
 
 
-def _summary(row: QueueRow) -> dict[str, Any]:
+def queue_summary(row: QueueRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
@@ -99,17 +99,17 @@ def _summary(row: QueueRow) -> dict[str, Any]:
         "task": row.task,
         "createdAt": timestamp(row.created_at),
         "partitions": row.partitions,
-        "messages": _counts(row),
+        "messages": counts(row),
     }
 
 
-def _partition(row: PartitionRow) -> dict[str, Any]:
+def partition_summary(row: PartitionRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
         "createdAt": timestamp(row.created_at),
         "lastActivity": timestamp(row.last_write_at),
-        "stats": _counts(row) | {"lastOffset": row.last_offset, "logStart": row.log_start},
+        "stats": counts(row) | {"lastOffset": row.last_offset, "logStart": row.log_start},
     }
 
 
