@@ -1,0 +1,227 @@
+"""The hot-list: which partitions may have something for a group, so that pops needn't look.
+
+Theory of operation. For each (queue, group) that is popped from there is a ring of candidates. A
+partition is in one of four states in it:
+
+    idle        not in the ring: nothing to claim, as far as we know
+    ready       worth asking the database about, in the order in which it became so
+    in flight   a pop is asking about it right now
+    deferred    nothing before a deadline: leased until then, or its next message is due then
+
+             mark                  take
+    idle ──────────▶ ready ◀──────────────▶ in flight ──▶ idle       verdict EMPTY
+                       ▲       REQUEUE          │
+                       │                        └───────▶ deferred   verdict LEASED, TOOK
+                       └──── promote, deadline ─────────────┘
+
+The database decides; the ring only saves questions. So it may hold an entry too many (a wasted
+look), never one too few (a message that waits for the next reseed). What could lose an entry is
+news that arrives while an answer from before it is on its way: an entry in flight notes what it
+hears, and its verdict counts only as far as nothing newer contradicts it. News of messages leaves a
+deferred entry where it is, since the lease or delay that it waits for is not over; a promotion says
+that it is.
+
+A ring begins unseeded: until the database has named all candidates once, absence means nothing. One
+that grows too large becomes so again, and one that nobody pops from is swept.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from enum import Enum, IntEnum
+from itertools import count
+from math import inf
+from typing import Final
+
+from attrs import define, field, frozen
+
+# A ring that nobody has popped from for so long is forgotten.
+SWEEP_SECONDS: Final = 600.0
+# Entries of one ring, about 150 bytes each; past it its pops let the database look for itself.
+MAX_ENTRIES: Final = 200_000
+
+
+class Verdict(Enum):
+    """What the database said of a candidate; the value is its letter in SQL."""
+
+    TOOK = "t"
+    EMPTY = "e"
+    LEASED = "l"
+    REQUEUE = "r"
+
+
+class _News(IntEnum):
+    """What an entry in flight has heard since it was taken."""
+
+    NOTHING = 0
+    MARKED = 1
+    PROMOTED = 2
+
+
+@define(eq=False)
+class Ring:
+    """The candidates of one (queue, group)."""
+
+    used_at: float
+    max_entries: int = MAX_ENTRIES
+    seeded: bool = False
+    _ready: OrderedDict[str, None] = field(factory=OrderedDict)
+    _deferred: dict[str, float] = field(factory=dict)
+    _deadlines: list[tuple[float, int, str]] = field(factory=list)
+    _in_flight: dict[str, _News] = field(factory=dict)
+    _serial: count[int] = field(factory=count)
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._deferred) + len(self._in_flight)
+
+    @property
+    def ready(self) -> int:
+        """How many candidates are worth asking about now."""
+        return len(self._ready)
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next deferred entry becomes ready; infinite when none will."""
+        while self._deadlines:
+            deadline, _, partition = self._deadlines[0]
+            if self._deferred.get(partition) == deadline:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return inf
+
+    def mark(self, partition: str) -> bool:
+        """Note new messages; True when that makes the partition ready."""
+        news = self._in_flight.get(partition)
+        if news is not None:
+            self._in_flight[partition] = max(news, _News.MARKED)
+            return False
+        if partition in self._deferred:
+            return False
+        return self._make_ready(partition)
+
+    def promote(self, partition: str) -> bool:
+        """Note that what a partition was deferred for is over; True when that makes it ready."""
+        if partition in self._in_flight:
+            self._in_flight[partition] = _News.PROMOTED
+            return False
+        self._deferred.pop(partition, None)
+        return self._make_ready(partition)
+
+    def take(self, most: int, now: float) -> list[str]:
+        """Take the first candidates; each of them must get a verdict."""
+        self.advance(now)
+        self.used_at = now
+        taken: list[str] = []
+        while self._ready and len(taken) < most:
+            partition, _ = self._ready.popitem(last=False)
+            self._in_flight[partition] = _News.NOTHING
+            taken.append(partition)
+        return taken
+
+    def settle(self, partition: str, verdict: Verdict, until: float = inf) -> None:
+        """Apply the database's verdict on a taken entry; `until` is when a deferral ends."""
+        news = self._in_flight.pop(partition)
+        if verdict is Verdict.REQUEUE or news is _News.PROMOTED:
+            self._make_ready(partition)
+        elif verdict in (Verdict.LEASED, Verdict.TOOK):
+            self._deferred[partition] = until
+            heapq.heappush(self._deadlines, (until, next(self._serial), partition))
+        elif news is _News.MARKED:
+            self._make_ready(partition)
+
+    def advance(self, now: float) -> int:
+        """Make ready what has reached its deadline; returns how many."""
+        due = 0
+        while self.next_deadline <= now:
+            _, _, partition = heapq.heappop(self._deadlines)
+            del self._deferred[partition]
+            due += self._make_ready(partition)
+        return due
+
+    def _make_ready(self, partition: str) -> bool:
+        if partition in self._ready:
+            return False
+        if len(self) >= self.max_entries:
+            self.seeded = False
+            return False
+        self._ready[partition] = None
+        return True
+
+
+@frozen
+class HotlistStatistics:
+    """Rings, and their entries by state."""
+
+    rings: int
+    entries: int
+    ready: int
+
+
+class Hotlist:
+    """All rings of one broker; no I/O, and the time is an argument."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._rings: dict[str, dict[str, Ring]] = {}
+
+    def ring(self, queue: str, group: str, now: float) -> Ring:
+        """The ring of a (queue, group), made when there is none."""
+        groups = self._rings.setdefault(queue, {})
+        ring = groups.get(group)
+        if ring is None:
+            ring = groups[group] = Ring(now, self._max_entries)
+        ring.used_at = now
+        return ring
+
+    def mark(self, queue: str, partition: str, group: str | None = None) -> None:
+        """Note new messages of a partition, for all groups or for one."""
+        for ring in self._rings_of(queue, group):
+            ring.mark(partition)
+
+    def promote(self, queue: str, partition: str, group: str | None = None) -> None:
+        """Note that a lease or a cursor of a partition has changed."""
+        for ring in self._rings_of(queue, group):
+            ring.promote(partition)
+
+    def unseed(self, queue: str | None = None) -> None:
+        """Let the rings of a queue, or all, be seeded anew: it finds whatever was missed."""
+        for name in list(self._rings) if queue is None else [queue]:
+            for ring in self._rings_of(name, None):
+                ring.seeded = False
+
+    def drop(self, queue: str) -> None:
+        """Forget the rings of a queue."""
+        self._rings.pop(queue, None)
+
+    def advance(self, now: float) -> list[tuple[str, str, int]]:
+        """Advance all rings; returns (queue, group, entries) for those with new ready entries."""
+        found = []
+        for queue, groups in self._rings.items():
+            for group, ring in groups.items():
+                if due := ring.advance(now):
+                    found.append((queue, group, due))
+        return found
+
+    def sweep(self, now: float) -> None:
+        """Forget rings that nobody has popped from for long."""
+        for queue, groups in list(self._rings.items()):
+            for group, ring in list(groups.items()):
+                if now - ring.used_at >= SWEEP_SECONDS:
+                    del groups[group]
+            if not groups:
+                del self._rings[queue]
+
+    def statistics(self) -> HotlistStatistics:
+        rings = [ring for groups in self._rings.values() for ring in groups.values()]
+        return HotlistStatistics(
+            len(rings), sum(map(len, rings)), sum(ring.ready for ring in rings)
+        )
+
+    def _rings_of(self, queue: str, group: str | None) -> list[Ring]:
+        groups = self._rings.get(queue)
+        if groups is None:
+            return []
+        if group is None:
+            return list(groups.values())
+        return [groups[group]] if group in groups else []
