@@ -108,8 +108,8 @@ async def open_broker(
                 traffic,
                 GroupService(GroupStore(store), hints),
                 ResourceService(ResourceStore(store), hints),
-                DeadLetterService(letters, messages, store, ids, hints, max_bytes),
-                MessageService(messages, letters, max_bytes),
+                DeadLetterService(letters, messages, store, ids, hints, encryption, max_bytes),
+                MessageService(messages, letters, encryption, max_bytes),
                 TraceService(TraceStore(store.pool, store.tenant), max_bytes),
             )
         background.cancel_scope.cancel()

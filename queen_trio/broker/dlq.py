@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from queen_trio.errors import ClientError
+from queen_trio.model.encryption import letter_payload
 from queen_trio.model.inspection import DeadLetterFilter, Filing, Page, Replay, ReplayVerdict
 from queen_trio.model.message import PushItem, hash_of
 from queen_trio.store import segments
 
 from .originals import original_ids
 from .outage import ride_out
-from .segment import Drafted
+from .segment import Draft, Drafted, Key
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from queen_trio.model.ids import Uuid7
-    from queen_trio.store.dlq import DeadLetterRow, DeadLetterStore
+    from queen_trio.store.dlq import DeadLetterRow, DeadLetterStore, ReplayRow
     from queen_trio.store.messages import MessageRow, MessageStore
     from queen_trio.store.queries import Store
 
+    from .encryption import Encryption
     from .hints import Hints
 
 # Bounds how long one call of a purge holds its locks.
@@ -52,6 +55,7 @@ class DeadLetterService:
         store: Store,
         ids: Uuid7,
         hints: Hints,
+        encryption: Encryption,
         max_bytes: int,
     ) -> None:
         """`max_bytes` bounds an answer, as it does a pop's (spec 8.11)."""
@@ -60,6 +64,7 @@ class DeadLetterService:
         self._store = store
         self._ids = ids
         self._hints = hints
+        self._encryption = encryption
         self._max_bytes = max_bytes
 
     async def read_page(
@@ -70,7 +75,8 @@ class DeadLetterService:
         The page may end early where it would grow large.
         """
         rows = await ride_out(partial(self._letters.read_page, which, page, self._max_bytes))
-        return rows, await ride_out(partial(self._letters.count, which))
+        opened = [self._encryption.open_letter(row) for row in rows]
+        return opened, await ride_out(partial(self._letters.count, which))
 
     async def replay(self, row_id: UUID) -> Replay | None:
         """Move one back into its queue, in one transaction; None when there is none."""
@@ -118,6 +124,13 @@ class DeadLetterService:
 
         An attempt whose commit was left unknown is recognised by its message id.
         """
+        letter = self._encryption.open_letter(letter)
+        if letter.decryption_error is not None:
+            raise ClientError(
+                f"the dead letter {letter.id} can't be opened: {letter.decryption_error}",
+                status=409,
+                code="undecipherable",
+            )
         drafted = Drafted.from_items(
             [
                 PushItem(
@@ -132,9 +145,8 @@ class DeadLetterService:
             letter.producer_sub,
         )
         [(key, draft)] = drafted.drafts.items()
-        blob, size = segments.encode(draft.records)
         row = await ride_out(
-            partial(self._letters.replay, letter.id, *key, draft.hashes[0], size, blob)
+            partial(self._encryption.agree, [key[0]], partial(self._replay, letter.id, key, draft))
         )
         verdict = ReplayVerdict(row.verdict)
         if row.partition_id is None or row.message_offset is None:
@@ -154,6 +166,12 @@ class DeadLetterService:
             verdict, *key, row.partition_id, row.message_offset, message_id, result.transaction_id
         )
 
+    async def _replay(self, row_id: UUID, key: Key, draft: Draft) -> ReplayRow:
+        encoded = self._encryption.encode(key[0], draft.records)
+        return await self._letters.replay(
+            row_id, *key, draft.hashes[0], encoded.size, encoded.blob, encoded.sealed
+        )
+
 
 def _letter_of(found: MessageRow, error: str | None) -> str:
     """What a dead letter keeps of a message, as JSON (see sql/functions/040_ack)."""
@@ -165,7 +183,7 @@ def _letter_of(found: MessageRow, error: str | None) -> str:
             "messageId": message.id,
             "traceId": message.trace_id,
             "producerSub": message.producer_sub,
-            "payload": bytes(message.data).decode(),
+            "payload": letter_payload(record, bytes(message.data)),
             "createdAt": found.created_at.isoformat(),
             "error": error,
         }

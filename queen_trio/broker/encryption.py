@@ -33,6 +33,7 @@ from queen_trio.store.sqlstate import ENCRYPTION_DIFFERS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
+    from queen_trio.store.dlq import DeadLetterRow
     from queen_trio.store.queries import Store
 
 log = structlog.get_logger(__name__)
@@ -154,18 +155,19 @@ class Encryption:
             self._complain(queue, error)
             return withhold(record, str(error))
 
-    def open_letter(
-        self, queue: str, payload: str, message_id: str, transaction_id: str
-    ) -> tuple[str, str | None]:
-        """Return a dead letter's payload as JSON, and why it is null when it can't be opened."""
-        envelope = envelope_of_letter(payload)
+    def open_letter(self, letter: DeadLetterRow) -> DeadLetterRow:
+        """Return a dead letter with its payload as it was pushed, or null and the reason."""
+        envelope = envelope_of_letter(letter.payload)
         if envelope is None:
-            return payload, None
+            return letter
         try:
-            return open_payload(self._cipher, envelope, message_id, transaction_id).decode(), None
+            payload = open_payload(
+                self._cipher, envelope, letter.message_id, letter.transaction_id
+            ).decode()
         except Undecipherable as error:
-            self._complain(queue, error)
-            return "null", str(error)
+            self._complain(letter.queue_name, error)
+            return letter._replace(payload="null", decryption_error=str(error))
+        return letter._replace(payload=payload)
 
     def _complain(self, queue: str, error: Undecipherable) -> None:
         """Count it, and log the first one of a queue."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from queen_trio.store.dlq import DeadLetterRow, DeadLetterStore
     from queen_trio.store.messages import MessageGroupRow, MessageStore
 
+    from .encryption import Encryption
+
 
 @frozen
 class ListedMessage:
@@ -54,10 +56,17 @@ class MessageDetail:
 class MessageService:
     """Shows messages and changes none; every method waits out a short outage of the database."""
 
-    def __init__(self, store: MessageStore, letters: DeadLetterStore, max_bytes: int) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        letters: DeadLetterStore,
+        encryption: Encryption,
+        max_bytes: int,
+    ) -> None:
         """`max_bytes` bounds an answer, as it does a pop's (spec 8.11)."""
         self._store = store
         self._letters = letters
+        self._encryption = encryption
         self._max_bytes = max_bytes
 
     async def read_page(self, which: MessageFilter, page: Page) -> list[ListedMessage]:
@@ -74,7 +83,7 @@ class MessageService:
                     offset,
                     row.created_at,
                     MessageStatus(status),
-                    records[offset - row.base_offset],
+                    self._encryption.open_record(row.queue_name, records[offset - row.base_offset]),
                 )
                 for offset, status in zip(row.offsets, row.statuses, strict=True)
             ]
@@ -90,14 +99,15 @@ class MessageService:
         found = await ride_out(partial(self._store.find, partition_id, hash_of(transaction_id)))
         if found is not None:
             groups = await ride_out(partial(self._store.groups, partition_id, found.message_offset))
-            text = segments.decode(found.blob)
+            records = segments.split(segments.decode(found.blob))
+            record = records[found.message_offset - found.base_offset]
             return MessageDetail(
                 found.queue_name,
                 found.partition_name,
                 found.message_offset,
                 found.created_at,
                 _status_for(group, groups),
-                segments.split(text)[found.message_offset - found.base_offset],
+                self._encryption.open_record(found.queue_name, record),
                 None,
                 groups,
             )
@@ -106,7 +116,7 @@ class MessageService:
         )
         if not letters:
             return None
-        newest = letters[0]
+        newest = self._encryption.open_letter(letters[0])
         groups = await ride_out(partial(self._store.groups, partition_id, newest.offset))
         return MessageDetail(
             newest.queue_name,

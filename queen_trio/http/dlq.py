@@ -71,6 +71,14 @@ def replayed(moved: Replay) -> Response:
     )
 
 
+def letter_data(row: DeadLetterRow) -> dict[str, Any]:
+    """The payload, verbatim; `decryptionError` is there only where it can't be shown."""
+    data: dict[str, Any] = {"data": msgspec.Raw(row.payload.encode())}
+    return (
+        data if row.decryption_error is None else data | {"decryptionError": row.decryption_error}
+    )
+
+
 def _filter(request: Request) -> DeadLetterFilter:
     return DeadLetterFilter(
         queue=check_optional_name(request.text("queue"), "queue"),
@@ -93,7 +101,7 @@ def _dead_letter(row: DeadLetterRow) -> dict[str, Any]:
         "transactionId": row.transaction_id,
         "traceId": row.trace_id,
         "producerSub": row.producer_sub,
-        "data": msgspec.Raw(row.payload.encode()),
+        **letter_data(row),
         "errorMessage": row.error,
         "retryCount": row.retry_count,
         "createdAt": timestamp(row.created_at),

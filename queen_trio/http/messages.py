@@ -11,7 +11,7 @@ from queen_trio.model.inspection import Filing, MessageFilter, MessageStatus
 from queen_trio.model.names import QUEUE_MODE_GROUP, check_name, check_optional_name
 
 from .codec import decode_untrusted, encode, json_response, timestamp
-from .dlq import replayed
+from .dlq import letter_data, replayed
 from .message import Response
 from .parameters import message_address, moment, page
 from .problems import problem
@@ -207,7 +207,7 @@ def _record_of(letter: DeadLetterRow) -> bytes:
             "id": letter.message_id,
             "transactionId": letter.transaction_id,
             "traceId": letter.trace_id,
-            "data": msgspec.Raw(letter.payload.encode()),
+            **letter_data(letter),
             "producerSub": letter.producer_sub,
         }
     )

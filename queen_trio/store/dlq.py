@@ -35,7 +35,7 @@ _OF_MESSAGE = Statement(
 _REPLAY = Statement(
     "replay_dlq",
     "SELECT verdict, partition_id, message_offset"
-    " FROM queen.replay_dlq_v1($1, $2, $3, $4, $5, $6, $7)",
+    " FROM queen.replay_dlq_v1($1, $2, $3, $4, $5, $6, $7, $8)",
 )
 _FILE = Statement("file_dlq", "SELECT queen.file_dlq_v1($1, $2, $3, $4, $5::text::jsonb)")
 _DELETE = Statement("delete_dlq", "SELECT queen.delete_dlq_v1($1, $2, $3, $4)")
@@ -43,7 +43,11 @@ _PURGE = Statement("purge_dlq", "SELECT queen.purge_dlq_v1($1, $2, $3, $4, $5, $
 
 
 class DeadLetterRow(NamedTuple):
-    """One dead letter; `payload` is the verbatim JSON, `created_at` tells when it was pushed."""
+    """One dead letter; `created_at` tells when it was pushed.
+
+    `payload` is the verbatim JSON, or an envelope until `Encryption.open_letter` has opened it;
+    where that failed it is null and `decryption_error` says why.
+    """
 
     id: UUID
     queue_name: str
@@ -60,6 +64,7 @@ class DeadLetterRow(NamedTuple):
     retry_count: int
     created_at: datetime | None
     failed_at: datetime
+    decryption_error: str | None = None
 
 
 class ReplayRow(NamedTuple):
@@ -113,11 +118,13 @@ class DeadLetterStore:
         transaction_hash: bytes,
         raw_bytes: int,
         blob: bytes,
+        sealed: bool = False,
     ) -> ReplayRow:
         """Move one back into its partition, as the only message of a segment."""
         [row] = await self._pool.fetch(
-            _REPLAY, self._tenant, row_id, queue, partition, transaction_hash, raw_bytes, blob
-        )
+            _REPLAY, self._tenant, row_id, queue, partition, transaction_hash, raw_bytes, blob,
+            sealed,
+        )  # fmt: skip
         return ReplayRow(*row)
 
     async def file(self, partition_id: UUID, group: str, offset: int, letter: str) -> str:

@@ -48,12 +48,12 @@ RETURNS SETOF queen.log_dlq LANGUAGE sql STABLE AS $$
 $$;
 
 -- Move a dead letter back into its queue and partition, as the one message that p_hash, p_raw_bytes and
--- p_blob are (see push_v1). moved: done. duplicate: a message of that transactionId is in the partition
--- already, and message_offset tells where; the dead letter is gone. missing: there is no such dead letter,
--- nor anything that it could have become.
+-- p_blob are, encrypted or not as p_sealed says (see push_v1). moved: done. duplicate: a message of that
+-- transactionId is in the partition already, and message_offset tells where; the dead letter is gone.
+-- missing: there is no such dead letter, nor anything that it could have become.
 CREATE OR REPLACE FUNCTION queen.replay_dlq_v1(
     p_tenant uuid, p_id uuid, p_queue text, p_partition text, p_hash bytea, p_raw_bytes integer,
-    p_blob bytea)
+    p_blob bytea, p_sealed boolean DEFAULT false)
 RETURNS TABLE (verdict text, partition_id uuid, message_offset bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -69,7 +69,7 @@ BEGIN
             SELECT * INTO v_pushed
               FROM queen.push_v1(p_tenant, ARRAY[p_queue], ARRAY[p_partition], ARRAY[1], ARRAY[p_raw_bytes],
                                  ARRAY[p_hash], ARRAY[p_blob], ARRAY[-1], ARRAY[NULL::uuid],
-                                 ARRAY[NULL::timestamptz]);
+                                 ARRAY[NULL::timestamptz], ARRAY[p_sealed]);
             verdict := CASE WHEN v_pushed.base_offset IS NULL THEN 'duplicate' ELSE 'moved' END;
             partition_id := v_pushed.partition_id;
             message_offset := coalesce(v_pushed.base_offset, v_pushed.duplicate_of[1]);
