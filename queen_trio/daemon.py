@@ -61,7 +61,6 @@ async def run(config: Config) -> int:
 
     Raises `QueenError` (possibly in a group) when the boot fails or http dies.
     """
-    _refuse_what_is_missing(config)
     guard = Guard(config.auth) if config.auth.enabled else None
     stop = _Stop(config.server.shutdown_timeout_ms / 1000)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -207,7 +206,3 @@ async def _prepare_schema(config: Config, settings: ConnectionSettings) -> None:
             return
         await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
         backoff = min(backoff * 2, BOOT_BACKOFF_MAX_SECONDS)
-
-
-def _refuse_what_is_missing(config: Config) -> None:
-    """A setting that asks for protection must not be accepted and then ignored."""
