@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 REFRESH_SECONDS: Final = 300.0
 # Between fetches, however many unknown key ids arrive or failures occur.
 DISTANCE_SECONDS: Final = 5.0
+# Before there is any key; nobody gets in without one.
+FIRST_RETRY_SECONDS: Final = 1.0
 # One fetch in all; also how long a request waits for it.
 FETCH_SECONDS: Final = 5.0
 # Real sets have a few KiB.
@@ -130,10 +132,11 @@ class JwksKeys:
         async with httpx.AsyncClient(timeout=FETCH_SECONDS) as client:
             while True:
                 fresh = await self._fetch(client)
-                self._next_fetch = trio.current_time() + DISTANCE_SECONDS
+                distance = DISTANCE_SECONDS if self._keys else FIRST_RETRY_SECONDS
+                self._next_fetch = trio.current_time() + distance
                 self._fetched.set()
                 self._fetched, self._wanted = trio.Event(), trio.Event()
-                with trio.move_on_after(REFRESH_SECONDS if fresh else DISTANCE_SECONDS):
+                with trio.move_on_after(REFRESH_SECONDS if fresh else distance):
                     await self._wanted.wait()
                 self._next_fetch = -float("inf")  # under way: whoever needs a key may wait for it
 

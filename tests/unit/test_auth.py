@@ -24,6 +24,7 @@ from queen_trio.http.auth import ROUTE_ACCESS, access_to
 from queen_trio.http.jwks import (
     DISTANCE_SECONDS,
     FETCH_SECONDS,
+    FIRST_RETRY_SECONDS,
     MAX_JWKS_BYTES,
     REFRESH_SECONDS,
     JwksKeys,
@@ -458,7 +459,7 @@ async def test_without_any_key_nothing_can_be_judged(mock_clock: MockClock) -> N
                 await keys.key_for("a")
             issuer.status = 200
             issuer.publish(jwk("RS256", "a"))
-            mock_clock.jump(DISTANCE_SECONDS + 1)
+            mock_clock.jump(FIRST_RETRY_SECONDS)
             assert await keys.key_for("a") is not None
 
         await serving(keys, test)
