@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -10,9 +9,12 @@ from queen_trio.errors import ClientError
 from queen_trio.model.inspection import Page
 from queen_trio.model.names import MAX_TRANSACTION_ID_BYTES, check_name, shorten
 
+from .codec import parse_timestamp
 from .message import INT32_MAX
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from .message import Request
 
 # An answer is bounded in bytes as well; this bounds what the database sorts for it.
@@ -37,16 +39,9 @@ def message_address(path: tuple[str, ...]) -> tuple[UUID, str]:
 
 
 def moment(request: Request, name: str) -> datetime | None:
-    """Read an ISO-8601 parameter, UTC where it names no offset; None when absent or empty."""
+    """Read an ISO-8601 parameter; None when it is absent or empty."""
     text = request.text(name)
-    if text is None:
-        return None
-    try:
-        # A "+" that nobody quoted arrives as a space.
-        parsed = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ClientError(f"{name}={shorten(text)!r} is not an ISO-8601 timestamp") from None
+    return None if text is None else parse_timestamp(text, name)
 
 
 def page(request: Request, *, limit: int, max_offset: int = INT32_MAX) -> Page:
