@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+import structlog
 import trio
 from attrs import asdict
 
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
 
     from .message import Request, Response
 
+log = structlog.get_logger(__name__)
+
 VERSION: Final = version("queen-trio")
 ENGINE: Final = "queen-trio"
 # A probe's own time-out is a second or more; an answer that comes later is a "no" anyway.
 HEALTH_SECONDS: Final = 3.0
+# For a connection, when all is in use; and when the last attempt to open one failed: then a probe
+# with a time-out of one second, the default of orchestrators, must get the answer, not run into it.
+CONNECTION_SECONDS: Final = 2.0
+OUTAGE_SECONDS: Final = 0.5
 
 
 async def health(broker: Broker, request: Request) -> Response:
@@ -30,11 +37,20 @@ async def health(broker: Broker, request: Request) -> Response:
     if broker.draining:
         reason = "the broker is stopping"
     else:
+        pool = broker.store.pool
         try:
             with trio.move_on_after(HEALTH_SECONDS):
-                postgres = await broker.store.ping(HEALTH_SECONDS)
+                postgres = await broker.store.ping(
+                    CONNECTION_SECONDS if pool.last_error is None else OUTAGE_SECONDS
+                )
         except DatabaseError as error:
-            reason = str(error)
+            # Why is in the log: this answer is public, and the reason names hosts.
+            log.debug("unhealthy", error=str(error))
+            reason = (
+                "PostgreSQL can't be reached"
+                if pool.last_error
+                else "no connection was free, or it failed"
+            )
     healthy = postgres is not None
     body = {
         "status": "healthy" if healthy else "unhealthy",

@@ -156,3 +156,22 @@ async def no_patience_left(api: Api, method: str, path: str) -> None:
     assert int(response.headers["retry-after"]) > 0
     assert response.json()["code"] == "database_unavailable"
     assert 10 < took < 20, took
+
+
+async def test_health_answers_within_the_patience_of_a_probe(own_cluster: Cluster) -> None:
+    """Orchestrators wait a second by default, and a time-out tells them less than a 503."""
+    environment = postgres_environment(own_cluster.settings("postgres"))
+    with running_broker(environment) as broker, trio.fail_after(SECONDS):
+        async with open_api(broker) as api:
+            assert (await api.http.get("/health")).status_code == 200
+            await trio.to_thread.run_sync(own_cluster.stop)
+            assert (await api.http.get("/health")).status_code == 503
+            started = trio.current_time()
+            response = await api.http.get("/health")
+            assert trio.current_time() - started < 1
+            assert response.status_code == 503
+            assert response.json()["database"] == "disconnected"
+            assert response.json()["error"] == "PostgreSQL can't be reached"
+            await trio.to_thread.run_sync(own_cluster.start)
+            while (await api.http.get("/health")).status_code != 200:
+                await trio.sleep(0.1)
