@@ -9,7 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from queen_trio.model.inspection import DeadLetterFilter, Page
+from queen_trio.broker.dlq import DeadLetterService
+from queen_trio.broker.encryption import Encryption
+from queen_trio.errors import DatabaseUnavailable
+from queen_trio.model.ids import Uuid7
+from queen_trio.model.inspection import DeadLetterFilter, Page, ReplayVerdict
 from queen_trio.model.message import hash_of
 from queen_trio.store import segments
 from queen_trio.store.dlq import DeadLetterRow, DeadLetterStore, ReplayRow
@@ -219,6 +223,55 @@ class TestRaces:
 
 async def _nothing(log: Log) -> None:
     """Stands for a step where only the number of steps counts."""
+
+
+class TestLostAnswer:
+    """A replay that commits while its answer gets lost is asked for again, and done once."""
+
+    class Forgetful(DeadLetterStore):
+        """Loses the first answer of a replay, after its commit."""
+
+        lost = 0
+
+        async def replay(self, *arguments: Any, **more: Any) -> ReplayRow:
+            row = await super().replay(*arguments, **more)
+            if not self.lost:
+                self.lost += 1
+                raise DatabaseUnavailable("the connection was lost")
+            return row
+
+    class Told:
+        """Hints, written down."""
+
+        def __init__(self) -> None:
+            self.keys: list[Any] = []
+
+        def messages_available(self, keys: Any) -> None:
+            self.keys += keys
+
+    @pytest.mark.parametrize("window", [3600, 0])
+    async def test_it_counts_as_moved(self, log: Log, window: int) -> None:
+        await log.configure(dedup_window_seconds=window)
+        [letter] = await buried(log, "a")
+        letters = self.Forgetful(log.store.pool, log.store.tenant)
+        told = self.Told()
+        service = DeadLetterService(
+            letters,
+            messages_of(log),
+            log.store,
+            Uuid7(),
+            told,  # type: ignore[arg-type]
+            Encryption(log.store, None),
+            MIB,
+        )
+        moved = await service.replay(letter.id)
+        assert letters.lost == 1
+        assert moved is not None
+        assert (moved.verdict, moved.offset) == (ReplayVerdict.MOVED, 1)
+        assert told.keys == [("q", "p")]
+        assert ids(await log.pop()) == [f"dlq:{letter.id}"]
+        assert await service.replay(letter.id) is None
+        assert told.keys == [("q", "p")]
 
 
 class TestFile:
