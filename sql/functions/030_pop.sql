@@ -105,7 +105,8 @@ BEGIN
     FOR v_part IN
         SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, c.partition_id IS NULL AS unseeded
           FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task) p
-          LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+          LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
+                              WHERE c.partition_id = p.id AND c.consumer_group = p_group OFFSET 0) c ON true
          WHERE p.last_offset >= p.log_start
            AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
                     ELSE p.last_offset > c.committed
@@ -115,11 +116,19 @@ BEGIN
         EXIT WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
         IF v_part.unseeded THEN
             -- A partition that is just being deleted is skipped: waiting for it could deadlock, and its
-            -- end would break the foreign key.
+            -- end would break the foreign key. So is the whole of it when the group is being deleted:
+            -- a cursor that outlived its subscription would hide messages from the group's next one.
             INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
             SELECT p.id, p_group, greatest(queen.first_offset_since_v1(p.id, v_point), p.log_start) - 1
-              FROM queen.log_partitions p WHERE p.id = v_part.id
-               FOR KEY SHARE SKIP LOCKED
+              FROM queen.log_partitions p
+             WHERE p.id = v_part.id
+               AND (p_group = '__QUEUE_MODE__' OR EXISTS (
+                    SELECT FROM queen.consumer_groups_metadata m
+                     WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
+                       AND m.queue_name = coalesce(p_queue, '') AND m.namespace = coalesce(p_namespace, '')
+                       AND m.task = coalesce(p_task, '') AND m.subscription_timestamp = v_point
+                       FOR KEY SHARE SKIP LOCKED))
+               FOR KEY SHARE OF p SKIP LOCKED
                 ON CONFLICT DO NOTHING;
             v_durable := true;
         END IF;
