@@ -13,6 +13,7 @@ from queen_trio.store.dlq import DeadLetterStore
 from queen_trio.store.groups import GroupStore
 from queen_trio.store.messages import MessageStore
 from queen_trio.store.resources import ResourceStore
+from queen_trio.store.streams import StreamStore
 from queen_trio.store.traces import TraceStore
 
 from .ack import AckService, open_ack_service
@@ -25,6 +26,7 @@ from .pop import PopService
 from .push import PushService, open_push_service
 from .queues import QueueService
 from .resources import ResourceService
+from .streams import StreamService
 from .traces import TraceService
 from .traffic import CountingStore, Traffic
 from .transaction import TransactionService
@@ -58,6 +60,7 @@ class Broker:
     dead_letters: DeadLetterService
     messages: MessageService
     traces: TraceService
+    streams: StreamService
     draining: bool = False
 
     def drain(self, *, answer_parked: bool) -> None:
@@ -111,5 +114,6 @@ async def open_broker(
                 DeadLetterService(letters, messages, store, ids, hints, encryption, max_bytes),
                 MessageService(messages, letters, encryption, max_bytes),
                 TraceService(TraceStore(store.pool, store.tenant), max_bytes),
+                StreamService(StreamStore(store.pool, store.tenant), ids, hints, encryption),
             )
         background.cancel_scope.cancel()
