@@ -209,6 +209,31 @@ class TestRaces:
     async def test_all_at_once(self, log: Log, arena: Arena) -> None:
         await self.play(log, arena, "purge", "delete queue")
 
+    async def test_against_its_return(self, log: Log, arena: Arena) -> None:
+        """A transaction that pushes there and dead-letters the message again: partitions first."""
+        for number, order in enumerate(orders({"one": [_nothing], "two": [_nothing, _nothing]})):
+            queue, lease = f"q{number}", f"lease{number}"
+            part = (await log.push("a", "b", queue=queue)).partition_id
+            # b is buried and comes again, because a is not done.
+            await log.pop(queue=queue, lease_id=lease)
+            await log.ack(part, "b:d", lease=lease)
+            await log.pop(queue=queue, lease_id=lease)
+            [letter] = await letters_of(log).read_page(DeadLetterFilter(queue=queue), FIRST, MIB)
+            outcome = await arena.run_order(
+                {
+                    "one": [self.step("replay", letter)],
+                    "two": [
+                        _push("c", queue),
+                        _ack(part, "b:d", lease),
+                    ],
+                },
+                order,
+            )
+            assert not any(o.errors for o in outcome.values()), (order, outcome)
+            assert outcome["one"].results == ["moved"]
+            assert outcome["two"].results[1].verdicts == "d"
+            assert await letters_of(log).count(DeadLetterFilter(queue=queue)) <= 1
+
     async def test_two_purges(self, log: Log, arena: Arena) -> None:
         for order in orders({"one": [_nothing], "two": [_nothing]}):
             await buried(log, "a", "b", "c")
@@ -219,6 +244,14 @@ class TestRaces:
             outcome = await arena.run_order({"one": [purge], "two": [purge]}, order)
             assert sorted(o.results[0] for o in outcome.values()) == [0, 3]
             await log.store.delete_queue("q")
+
+
+def _push(name: str, queue: str) -> Step:
+    return lambda log: log.push(name, queue=queue)
+
+
+def _ack(part: UUID, words: str, lease: str) -> Step:
+    return lambda log: log.ack(part, words, lease=lease)
 
 
 async def _nothing(log: Log) -> None:
