@@ -294,7 +294,7 @@ async def test_a_cycle_into_its_own_source(query: Query, popped: list[Json]) -> 
     assert [message["data"] for message in await query.pop()] == ["again"]
 
 
-REFUSALS = {
+REFUSALS: dict[str, tuple[Json, str]] = {
     "lease": ({"leaseId": "another"}, "invalid or expired lease"),
     "count": ({"count": 11}, "ack.count is more than the leased batch has left"),
 }
