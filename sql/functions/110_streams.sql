@@ -115,9 +115,9 @@ BEGIN
         -- The source too, ascending with the targets: its shard and state refer to it. Pushes into it go on.
         PERFORM queen.ensure_partitions_v1(p_tenant, p_queues, p_partitions);
         v_targets := ARRAY(
-            SELECT p.id FROM unnest(p_queues, p_partitions) AS u(queue, partition)
-              JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = u.queue
-              JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = u.partition);
+            SELECT (SELECT p.id FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
+                     WHERE q.tenant_id = p_tenant AND q.name = u.queue AND p.name = u.partition)
+              FROM unnest(p_queues, p_partitions) AS u(queue, partition));
         FOR v_id IN SELECT DISTINCT u.id FROM unnest(v_targets || p_partition) AS u(id) ORDER BY u.id LOOP
             IF v_id = ANY (v_targets) THEN
                 PERFORM FROM queen.log_partitions p WHERE p.id = v_id FOR NO KEY UPDATE;
@@ -184,8 +184,9 @@ BEGIN
             ON CONFLICT (query_id, partition_id) DO UPDATE
            SET last_cycle = excluded.last_cycle, last_cycle_at = clock_timestamp(), cycles = s.cycles + 1;
         DELETE FROM queen_streams.state s
-         USING unnest(p_keys, p_values) AS u(key, value)
-         WHERE s.query_id = p_query AND s.partition_id = p_partition AND s.key = u.key AND u.value IS NULL;
+         WHERE s.query_id = p_query AND s.partition_id = p_partition
+           AND s.key = ANY (ARRAY(SELECT u.key FROM unnest(p_keys, p_values) AS u(key, value)
+                                   WHERE u.value IS NULL));
         INSERT INTO queen_streams.state (query_id, partition_id, key, value, ripe_at)
         SELECT p_query, p_partition, u.key, u.value, u.ripe_at
           FROM unnest(p_keys, p_values, p_ripe_at) AS u(key, value, ripe_at)
