@@ -4,7 +4,7 @@
 CREATE OR REPLACE FUNCTION queen.subscribe_v1(
     p_tenant uuid, p_queue text, p_namespace text, p_task text, p_group text,
     p_mode text, p_from timestamptz, p_waited_ms integer, OUT point timestamptz, OUT is_first boolean)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     is_first := false;
     IF p_group = '__QUEUE_MODE__' THEN
@@ -41,7 +41,7 @@ CREATE OR REPLACE FUNCTION queen.pop_partitions_v1(
     p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text)
 RETURNS TABLE (id uuid, name text, queue_id uuid, last_offset bigint, log_start bigint,
                last_created_at timestamptz)
-LANGUAGE plpgsql STABLE ROWS 64 AS $$
+LANGUAGE plpgsql STABLE ROWS 64 SET enable_seqscan = off AS $$
 BEGIN
     IF p_queue IS NULL THEN
         RETURN QUERY
@@ -78,7 +78,7 @@ CREATE OR REPLACE FUNCTION queen.pop_v1(
 RETURNS TABLE (partition_id uuid, partition_name text, queue_name text, committed bigint,
                batch_end bigint, delivery_attempt integer, base_offset bigint, created_at timestamptz,
                blob bytea)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now     timestamptz := clock_timestamp();
@@ -219,7 +219,7 @@ CREATE OR REPLACE FUNCTION queen.probe_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_namespaces text[], p_tasks text[],
     p_groups text[], p_limits integer[])
 RETURNS TABLE (ord integer, available integer, due_ms bigint)
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT k.ord::integer, least(n.available, k.lim)::integer,
            ceil(extract(epoch FROM n.due - clock_timestamp()) * 1000)::bigint
       FROM unnest(p_queues, p_partitions, p_namespaces, p_tasks, p_groups, p_limits)
@@ -229,7 +229,8 @@ LANGUAGE sql STABLE AS $$
                min(w.until) FILTER (WHERE w.until > clock_timestamp()) AS due
           FROM queen.pop_partitions_v1(p_tenant, k.queue, k.partition, k.namespace, k.task) p
           JOIN queen.queues q ON q.id = p.queue_id
-          LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = k.grp
+          LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
+                              WHERE c.partition_id = p.id AND c.consumer_group = k.grp OFFSET 0) c ON true
          CROSS JOIN LATERAL (SELECT greatest(
                 CASE WHEN c.batch_end IS NOT NULL THEN c.lease_expires_at END,
                 CASE WHEN q.min_pop_wait_time > 0
@@ -258,7 +259,7 @@ $$;
 
 -- Give back a claim whose answer could not be written: the lease ends now, at no cost to the batch.
 CREATE OR REPLACE FUNCTION queen.release_v1(p_lease_id text)
-RETURNS integer LANGUAGE plpgsql AS $$
+RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count integer;
 BEGIN
@@ -275,7 +276,7 @@ END $$;
 -- Extend every live row of a lease to p_seconds from now: never shortened, never revived.
 -- Returns the earliest expiry, NULL when nothing was live.
 CREATE OR REPLACE FUNCTION queen.extend_v1(p_lease_id text, p_seconds integer)
-RETURNS TABLE (renewed integer, expires_at timestamptz) LANGUAGE plpgsql AS $$
+RETURNS TABLE (renewed integer, expires_at timestamptz) LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN

@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION queen.ack_v1(
     p_letters jsonb)
 RETURNS TABLE (ord integer, verdicts text, lease_released boolean, needs_payload bigint,
                more_in_queue text, more_in_partition text)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now      timestamptz := clock_timestamp();
@@ -35,11 +35,10 @@ DECLARE
     v_drop     boolean;
     v_letter   jsonb;
 BEGIN
-    PERFORM FROM queen.log_consumers c
-       JOIN (SELECT DISTINCT u.p, u.g FROM unnest(p_partitions, p_groups) AS u(p, g)) k
-         ON c.partition_id = k.p AND c.consumer_group = k.g
-      ORDER BY c.partition_id, c.consumer_group
-        FOR NO KEY UPDATE OF c;
+    PERFORM FROM (SELECT DISTINCT u.p, u.g FROM unnest(p_partitions, p_groups) AS u(p, g) ORDER BY u.p, u.g) k
+      CROSS JOIN LATERAL (SELECT FROM queen.log_consumers c
+                           WHERE c.partition_id = k.p AND c.consumer_group = k.g
+                             FOR NO KEY UPDATE) c;
 
     FOR v_target IN
         SELECT t.ord::integer AS ord, t.part, t.grp, nullif(t.lease, '') AS lease, t.hashes, t.statuses,
