@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 import trio
@@ -102,6 +103,21 @@ class TestLag:
         assert datetime.fromisoformat(entry["subscriptionTimestamp"]) == subscribed
         answer = await api.pop(queue, consumerGroup=group, partitions=0)
         assert sorted(data(answer)) == [1, 2, 3]
+
+    async def test_a_subscription_outlives_the_broker(self, broker: LiveBroker) -> None:
+        async with open_api(broker) as api:
+            assert await api.pop("q", consumerGroup="g", subscriptionMode="new") is None
+            [before] = await listed(api, "g")
+        broker.kill()
+        broker.restart()
+        async with open_api(broker) as api:
+            await api.push("q", 1)
+            assert await listed(api, "g") == [
+                before
+                | {"partitionCount": 1, "totalLag": 1, "partitionsWithLag": 1}
+                | dict.fromkeys(("maxTimeLag", "oldestPendingAt"), ANY)
+            ]
+            assert data(await api.pop("q", consumerGroup="g", subscriptionMode="new")) == [1]
 
     async def test_of_a_discovery_subscription(self, api: Api, group: str) -> None:
         namespace = unique("ns")
