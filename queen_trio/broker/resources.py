@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 
 # Partitions that one transaction clears: bounds how long pushes into them wait.
 CLEAR_PARTITIONS: Final = 256
-# How long samples are kept: a month's charts.
-KEEP: Final = timedelta(days=30)
-# Samples that one transaction deletes.
-PURGE_ROWS: Final = 10_000
 
 
 class ResourceService:
@@ -78,12 +73,6 @@ class ResourceService:
     async def sample_lag(self) -> int:
         """Write down what every group owes now; returns how many (queue, group) pairs there are."""
         return await ride_out(self._store.record_lag)
-
-    async def tend_history(self) -> None:
-        """Sample lag and delete what is older than a month; for the reconciler, on one broker."""
-        await self._store.record_lag()
-        while await self._store.purge_stats(datetime.now(UTC) - KEEP, PURGE_ROWS):
-            pass
 
     async def queue_traffic(
         self, queue: str | None, namespace: str | None, task: str | None, span: Span
