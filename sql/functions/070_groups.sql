@@ -155,9 +155,9 @@ BEGIN
 END $$;
 
 -- Put a group's cursors in a queue, or in one partition of it: to the end, or to the first message created
--- at or after p_since (NULL: to the beginning). Leases end and retries start anew; partitions without a cursor get one. Returns how
--- many partitions moved, NULL when the queue, the partition or the group in that queue is unknown.
--- The partition locks hold pushes back meanwhile: the end is the end.
+-- at or after p_since (NULL: to the beginning). Leases end and retries start anew; partitions without a
+-- cursor get one. Returns how many partitions moved, NULL when the queue, the partition or the group in that
+-- queue is unknown. The partition locks hold pushes back meanwhile: the end is the end.
 CREATE OR REPLACE FUNCTION queen.seek_v1(
     p_tenant uuid, p_group text, p_queue text, p_partition text, p_to_end boolean, p_since timestamptz)
 RETURNS bigint LANGUAGE plpgsql AS $$
@@ -199,8 +199,8 @@ END $$;
 -- subscriptions (without, it starts again at its subscription point). A discovery subscription belongs to
 -- no queue and goes only with the whole group. Returns the queues it was in. Dead letters stay.
 --
--- The subscriptions go first: a pop that is just seeding a cursor from one holds a lock on it, so this waits
--- for that pop and then finds its cursor. All partitions of its queues are locked, those without a cursor too.
+-- The subscriptions are locked first: a pop that is just seeding a cursor from one holds a lock on it, so this
+-- waits for that pop and then finds its cursor; pops that come later skip seeding.
 CREATE OR REPLACE FUNCTION queen.delete_group_v1(
     p_tenant uuid, p_group text, p_queue text, p_metadata boolean,
     OUT cursors bigint, OUT subscriptions bigint, OUT queues text[])
@@ -209,6 +209,12 @@ DECLARE
     v_ids    uuid[];
     v_queues uuid[];
 BEGIN
+    IF p_metadata THEN
+        PERFORM FROM queen.consumer_groups_metadata m
+          WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
+            AND (p_queue IS NULL OR m.queue_name = p_queue)
+          ORDER BY m.queue_name, m.namespace, m.task FOR UPDATE;
+    END IF;
     SELECT coalesce(array_agg(s.queue_id) FILTER (WHERE s.queue_id IS NOT NULL), '{}'),
            coalesce(array_agg(s.queue_name), '{}') INTO v_queues, queues
       FROM (SELECT s.queue_id, s.queue_name FROM queen.subscriptions_v1(p_tenant, p_group, p_queue) s
@@ -220,10 +226,6 @@ BEGIN
                AND (p_queue IS NULL OR q.name = p_queue)) s;
     subscriptions := 0;
     IF p_metadata THEN
-        PERFORM FROM queen.consumer_groups_metadata m
-          WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
-            AND (p_queue IS NULL OR m.queue_name = p_queue)
-          ORDER BY m.queue_name, m.namespace, m.task FOR UPDATE;
         DELETE FROM queen.consumer_groups_metadata m
          WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
            AND (p_queue IS NULL OR m.queue_name = p_queue);

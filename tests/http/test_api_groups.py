@@ -179,6 +179,17 @@ class TestSubscription:
         assert entry["totalLag"] == 1
         assert data(await api.pop(queue, consumerGroup=group)) == ["old"]
 
+    async def test_takes_any_year(self, api: Api, queue: str, group: str) -> None:
+        await api.pop(queue, consumerGroup=group)
+        for point in ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"):
+            response = await api.http.post(
+                path(group, "subscription"), json={"subscriptionTimestamp": point}
+            )
+            assert response.status_code == 200, response.text
+            [entry] = await listed(api, group)
+            stored = entry["subscriptionTimestamp"]
+            assert datetime.fromisoformat(stored) == datetime.fromisoformat(point)
+
 
 class TestSeek:
     async def test_to_the_end_and_back(self, api: Api, queue: str, group: str) -> None:
