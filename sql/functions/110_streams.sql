@@ -114,12 +114,6 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    IF EXISTS (SELECT FROM queen_streams.shards s
-                WHERE s.query_id = p_query AND s.partition_id = p_partition AND s.last_cycle = p_cycle) THEN
-        lease_released := p_lease IS NOT NULL AND p_release;
-        RETURN NEXT;
-        RETURN;
-    END IF;
     BEGIN
         -- The source too, ascending with the targets: its shard and state refer to it. Pushes into it go on.
         PERFORM queen.ensure_partitions_v1(p_tenant, p_queues, p_partitions);
@@ -142,6 +136,21 @@ BEGIN
             RAISE EXCEPTION 'refused' USING ERRCODE = 'QT001';
         END IF;
 
+        IF p_lease IS NOT NULL THEN
+            SELECT * INTO v_cursor FROM queen.log_consumers c
+             WHERE c.partition_id = p_partition AND c.consumer_group = p_group FOR NO KEY UPDATE;
+        END IF;
+        INSERT INTO queen_streams.shards AS s (query_id, partition_id, last_cycle)
+        VALUES (p_query, p_partition, p_cycle)
+            ON CONFLICT (query_id, partition_id) DO UPDATE
+           SET last_cycle = excluded.last_cycle, last_cycle_at = clock_timestamp(), cycles = s.cycles + 1
+         WHERE s.last_cycle <> excluded.last_cycle;
+        IF NOT FOUND THEN    -- an earlier attempt has committed, perhaps while this one waited for it
+            lease_released := p_lease IS NOT NULL AND p_release;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+
         IF cardinality(p_queues) > 0 AND EXISTS (
                 SELECT FROM queen.push_v1(p_tenant, p_queues, p_partitions, p_counts, p_raw_bytes, p_hashes,
                                           p_blobs, p_verified, array_fill(NULL::uuid, ARRAY[cardinality(p_queues)]),
@@ -152,8 +161,6 @@ BEGIN
         END IF;
 
         IF p_lease IS NOT NULL THEN
-            SELECT * INTO v_cursor FROM queen.log_consumers c
-             WHERE c.partition_id = p_partition AND c.consumer_group = p_group FOR NO KEY UPDATE;
             IF v_cursor.worker_id IS DISTINCT FROM p_lease OR v_cursor.batch_end IS NULL
                OR v_cursor.lease_expires_at <= clock_timestamp() THEN
                 refusal := 'invalid or expired lease';
@@ -188,10 +195,6 @@ BEGIN
             END IF;
         END IF;
 
-        INSERT INTO queen_streams.shards AS s (query_id, partition_id, last_cycle)
-        VALUES (p_query, p_partition, p_cycle)
-            ON CONFLICT (query_id, partition_id) DO UPDATE
-           SET last_cycle = excluded.last_cycle, last_cycle_at = clock_timestamp(), cycles = s.cycles + 1;
         v_deleted := ARRAY(SELECT u.key FROM unnest(p_keys, p_values) AS u(key, value) WHERE u.value IS NULL);
         IF cardinality(v_deleted) > 0 THEN
             -- By a look-up for each key, planned now (see stream_state_v1); the shard's lock keeps them put.

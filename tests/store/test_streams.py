@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -13,9 +14,11 @@ from queen_trio.model.streams import StateQuery
 from queen_trio.store.queries import DEFAULT_TENANT
 from queen_trio.store.streams import CycleRow, StreamStore
 from tests.store.calls import Log, now
+from tests.store.races import open_arena, orders
 
 if TYPE_CHECKING:
     from queen_trio.store.pool import Pool
+    from queen_trio.store.settings import ConnectionSettings
     from tests.cluster import Cluster
     from tests.store.calls import Direct
 
@@ -86,6 +89,30 @@ async def test_an_attempt_that_had_committed_is_not_repeated(log: Log, shard: Sh
     assert await shard.cycle(**cycle, key="2") == CycleRow(None, True, None, None)
     assert await shard.state() == {"key": "1"}
     assert (await shard.cycle(lease="lease", last="e")).refusal == "invalid or expired lease"
+
+
+async def test_an_attempt_that_is_still_running_is_waited_for(
+    settings: ConnectionSettings, log: Log, shard: Shard
+) -> None:
+    """The first one's connection is lost to the broker, and not to the server."""
+    cycle_id = uuid4()
+
+    async def attempt(session: Log) -> CycleRow:
+        store = StreamStore(session.store.pool, DEFAULT_TENANT)
+        mine = Shard(store, shard.query_id, shard.partition_id)
+        return await mine.cycle(cycle_id=cycle_id, key="1", lease="lease", last="e")
+
+    attempts = {"first": [attempt], "second": [attempt]}
+    async with AsyncExitStack() as stack:
+        arena = await open_arena(stack, settings, list(attempts))
+        for order in orders(attempts):
+            assert await pop(log) == list("abcde")
+            outcomes = await arena.run_order(attempts, order)
+            for outcome in outcomes.values():
+                assert outcome.results == [CycleRow(None, True, None, None)]
+            assert await log.execute("SELECT cycles FROM queen_streams.shards") == [(1,)]
+            await log.execute("DELETE FROM queen_streams.shards")
+            await log.execute("UPDATE queen.log_consumers SET committed = -1")
 
 
 async def test_an_expired_lease_commits_nothing(log: Log, shard: Shard) -> None:
