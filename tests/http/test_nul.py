@@ -33,7 +33,7 @@ def value(schema: Any) -> Any:
     schema = resolved(schema.get("anyOf", [schema])[0])
     if "enum" in schema or "const" in schema:
         return schema.get("const", schema.get("enum", [None])[0])
-    kinds = schema.get("type", "null")
+    kinds = schema.get("type", "string")  # any JSON value
     kind = kinds[0] if isinstance(kinds, list) else kinds
     if kind == "object":
         return {key: value(part) for key, part in schema.get("properties", {}).items()}
