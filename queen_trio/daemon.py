@@ -68,12 +68,13 @@ async def run(config: Config) -> int:
     Raises `QueenError` (possibly in a group) when the boot fails or http dies.
     """
     guard = _guard(config)
+    mesh = MeshNode(config.sync, str(DEFAULT_TENANT)) if config.sync.starts else None
     stop = _Stop(config.server.shutdown_timeout_ms / 1000)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as root:
             root.start_soon(stop.watch, signals)
             with stop.scope:
-                await _serve(config, stop, guard)
+                await _serve(config, stop, guard, mesh)
             root.cancel_scope.cancel()
     log.info("stopped", in_time=not stop.scope.cancelled_caught or not stop.serving)
     return 0
@@ -102,15 +103,15 @@ class _Stop:
                 self.scope.cancel()
 
 
-async def _serve(config: Config, stop: _Stop, guard: Guard | None) -> None:
+async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNode | None) -> None:
     async with AsyncExitStack() as stack:
         settings = await stack.enter_async_context(_open_postgres(config))
         await _prepare_schema(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
-        mesh = MeshNode(config.sync, str(DEFAULT_TENANT)) if config.sync.starts else None
         broker = await stack.enter_async_context(
             open_broker(config, Store(pool), None if mesh is None else mesh.hints)
         )
+        broker.mesh_statistics = None if mesh is None else mesh.statistics
         drain = trio.Event()
         async with trio.open_nursery() as services:
             if mesh is not None:

@@ -33,9 +33,10 @@ from .transaction import TransactionService
 from .wakeups import Wakeups
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from queen_trio.config import Config
+    from queen_trio.model.mesh import MeshStatistics
     from queen_trio.store.queries import Store
 
 
@@ -62,6 +63,8 @@ class Broker:
     traces: TraceService
     streams: StreamService
     draining: bool = False
+    # Set by the daemon, where there is a mesh.
+    mesh_statistics: Callable[[], MeshStatistics] | None = None
 
     def drain(self, *, answer_parked: bool) -> None:
         """Turn unready; answer parked pops now and park none any more, or keep them (spec 4)."""

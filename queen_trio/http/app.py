@@ -18,6 +18,7 @@ from . import (
     analytics,
     dlq,
     groups,
+    internal,
     messages,
     openapi,
     pop,
@@ -189,6 +190,7 @@ _ROUTES: Final = _merge(
     resources.ROUTES,
     analytics.ROUTES,
     streams.ROUTES,
+    internal.ROUTES,
 )
 _FIXED: Final = {path.encode(): methods for path, methods in _ROUTES.items() if ":" not in path}
 _VARIABLE: Final[dict[int, list[tuple[tuple[bytes | None, ...], _Methods]]]] = {}

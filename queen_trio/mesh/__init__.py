@@ -5,6 +5,6 @@ with it cut the same things happen, only later. The wire itself is `queen_protoc
 Read next: node.py (all of it together), dialer.py and listener.py (the two ends of a link).
 """
 
-from queen_trio.mesh.node import MeshNode, MeshStatistics
+from queen_trio.mesh.node import MeshNode
 
-__all__ = ["MeshNode", "MeshStatistics"]
+__all__ = ["MeshNode"]

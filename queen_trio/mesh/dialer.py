@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import secrets
-import ssl
-from contextlib import suppress
+import socket
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
-from attrs import define
+from attrs import define, field
 
 from queen_protocol import Heartbeat, OutboundLink, RemoteProtocolError, encode
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from .peer import Peer
@@ -27,13 +27,16 @@ CONNECT_SECONDS: Final = 5.0
 # A link that lasted so long was accepted; one that refuses our HELLO ends at once, and must not be
 # dialled four times a second.
 HEALTHY_SECONDS: Final = 10.0
-# A peer that takes nothing for so long is as good as down (spec 8.28).
+# A peer that takes nothing for so long is as good as down (spec 8.28): where its buffers are full
+# our write blocks, where its host is gone only the kernel knows that nothing is acknowledged.
 WRITE_SECONDS: Final = 5.0
 # Frames that are queued together leave together.
 WRITE_BYTES: Final = 64 * 1024
 NONCE_BYTES: Final = 16
 
 _HEARTBEAT: Final = encode(Heartbeat())
+_UNREACHABLE: Final = "mesh peer unreachable"
+_CLOSED: Final = "mesh peer closed the link"
 
 
 @define(eq=False)
@@ -47,75 +50,105 @@ class Dialer:
     tls: ssl.SSLContext | None
     on_nonce: Callable[[str], None]
     """Told each nonce before it is sent, so that the listener knows our own HELLO."""
+    # What the last link ended with: in a row of equal ends only the first is worth a line.
+    _last_end: str | None = field(default=None, init=False)
 
     async def serve(self) -> None:
         """Dial until cancelled, or until the peer turns out to be ourselves.
 
-        The name is resolved for every attempt: a peer that moved is found without further ado. The
-        first failure in a row is logged.
+        The name is resolved for every attempt: a peer that moved is found without further ado.
         """
         backoff = BACKOFF_FIRST_SECONDS
-        failing = False
         while not self.peer.is_self:
             started = trio.current_time()
-            try:
-                await self._run_link()
-            except (OSError, trio.TooSlowError, trio.BrokenResourceError, ssl.SSLError) as error:
-                report = log.debug if failing else log.warning
-                report("mesh peer unreachable", peer=self._name, error=_reason(error))
-                failing = True
-            except RemoteProtocolError as error:
-                log.warning("mesh peer broke the protocol", peer=self._name, reason=error.reason)
+            end, reason = await self._run_link_to_its_end()
             if trio.current_time() - started >= HEALTHY_SECONDS:
                 backoff = BACKOFF_FIRST_SECONDS
-                failing = False
-            await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+                self._last_end = None
+            report = log.debug if end == self._last_end else log.warning
+            report(end, peer=self.peer.name, reason=reason)
+            self._last_end = end
+            await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
             backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
 
-    @property
-    def _name(self) -> str:
-        return f"{self.peer.host}:{self.peer.port}"
+    async def _run_link_to_its_end(self) -> tuple[str, str]:
+        """Return the event that ended the link, and why. This is the peer's boundary for errors."""
+        try:
+            return await self._run_link()
+        except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
+            # UnicodeError: a name that can't be asked of any resolver.
+            return _UNREACHABLE, _describe(error)
+        except RemoteProtocolError as error:
+            return "mesh peer broke the protocol", error.reason
+        except Exception as error:
+            log.exception("mesh dialer failed", peer=self.peer.name)
+            return "mesh link failed", _describe(error)
 
-    async def _run_link(self) -> None:
-        """Connect and send until the link ends: returns at its end, raises where it broke."""
+    async def _run_link(self) -> tuple[str, str]:
         with trio.fail_after(CONNECT_SECONDS):
             tcp = await trio.open_tcp_stream(self.peer.host, self.peer.port)
-        self.peer.resolved_ip = tcp.socket.getpeername()[0]
         stream: trio.abc.Stream = tcp
-        if self.tls is not None:
-            stream = trio.SSLStream(tcp, self.tls, server_hostname=self.peer.host)
         try:
-            nonce = secrets.token_hex(NONCE_BYTES)
-            self.on_nonce(nonce)
-            link = OutboundLink(server_id=self.server_id, secret=self.secret, nonce=nonce)
+            _bound_silence(tcp)
+            self.peer.resolved_ip = tcp.socket.getpeername()[0]
+            if self.tls is not None:
+                stream = trio.SSLStream(tcp, self.tls, server_hostname=self.peer.host)
+            link = self._new_link()
             await _write(stream, link.say_hello())
+            self.peer.sent += 1
             self.peer.discard_nowait()
             self.peer.connected = True
-            log.info("mesh peer connected", peer=self._name, address=self.peer.resolved_ip)
-            read = b""
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send_until_broken, stream, nursery.cancel_scope)
-                with suppress(trio.BrokenResourceError):
-                    # A listener never writes: this is the end of the link, or a violation.
-                    read = bytes(await stream.receive_some(1024))
-                nursery.cancel_scope.cancel()
-            log.info("mesh peer closed the link", peer=self._name)
-            link.receive_data_untrusted(read)
+            # Each refused HELLO has such a moment too.
+            report = log.debug if self._last_end == _CLOSED else log.info
+            report("mesh peer connected", peer=self.peer.name, address=self.peer.resolved_ip)
+            return await self._use(stream, link)
         finally:
             self.peer.connected = False
             await trio.aclose_forcefully(stream)
 
-    async def _send_until_broken(self, stream: trio.abc.Stream, link: trio.CancelScope) -> None:
-        try:
-            while True:
-                frames = [_HEARTBEAT]
-                with trio.move_on_after(self.heartbeat_seconds):
-                    frames = [await self.peer.wait_frame(), *self.peer.take_nowait(WRITE_BYTES)]
+    def _new_link(self) -> OutboundLink:
+        nonce = secrets.token_hex(NONCE_BYTES)
+        self.on_nonce(nonce)
+        return OutboundLink(server_id=self.server_id, secret=self.secret, nonce=nonce)
+
+    async def _use(self, stream: trio.abc.Stream, link: OutboundLink) -> tuple[str, str]:
+        """Send until either direction breaks. A listener never writes: to read is to see the end.
+
+        RemoteProtocolError if it does write.
+        """
+        ends: list[tuple[str, str]] = []
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                try:
+                    await self._send(stream)
+                except (trio.BrokenResourceError, trio.TooSlowError) as error:
+                    ends.append(("mesh link broke", _describe(error)))
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(send)
+            read = b""
+            try:
+                read = bytes(await stream.receive_some(1024))
+                ends.append((_CLOSED, "end of stream"))
+            except trio.BrokenResourceError as error:
+                # Also how TLS 1.3 refuses our certificate, after our side of it is done.
+                ends.append((_CLOSED, _describe(error)))
+            nursery.cancel_scope.cancel()
+        link.receive_data_untrusted(read)
+        return ends[0]
+
+    async def _send(self, stream: trio.abc.Stream) -> None:
+        while True:
+            frames = [_HEARTBEAT]
+            with trio.move_on_after(self.heartbeat_seconds):
+                frames = [await self.peer.wait_frame(), *self.peer.take_nowait(WRITE_BYTES)]
+            try:
                 await _write(stream, b"".join(frames))
-                self.peer.sent += len(frames)
-        except (trio.BrokenResourceError, trio.TooSlowError) as error:
-            log.info("mesh link broke", peer=self._name, error=_reason(error))
-            link.cancel()
+            except BaseException:
+                self.peer.dropped += len(frames)
+                raise
+            self.peer.sent += len(frames)
 
 
 async def _write(stream: trio.abc.Stream, data: bytes) -> None:
@@ -123,5 +156,13 @@ async def _write(stream: trio.abc.Stream, data: bytes) -> None:
         await stream.send_all(data)
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _bound_silence(tcp: trio.SocketStream) -> None:
+    """Have the kernel give up on bytes that nobody acknowledges; by itself it takes 15 minutes."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = int(WRITE_SECONDS * 1000)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def _describe(error: Exception) -> str:
+    """What happened: Trio's own errors often carry it in their cause only."""
+    return str(error) or str(error.__cause__ or "") or type(error).__name__

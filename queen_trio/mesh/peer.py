@@ -5,22 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
+
+from queen_trio.model.mesh import PeerStatistics
 
 # Per peer (seeds, "Loss is designed in"): a peer that is so many frames behind is not worth more.
 QUEUE_FRAMES: Final = 1024
-
-
-@frozen
-class PeerStatistics:
-    """One row of the stats route."""
-
-    host: str
-    port: int
-    connected: bool
-    resolved_ip: str | None
-    sent: int
-    dropped: int
 
 
 @define(eq=False)
@@ -40,6 +30,11 @@ class Peer:
 
     def __attrs_post_init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[bytes](QUEUE_FRAMES)
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return f"{self.host}:{self.port}"
 
     def send_nowait(self, frame: bytes) -> None:
         """Queue a frame; drop and count it when the link is down or the peer too slow."""
