@@ -13,6 +13,7 @@ from attrs import frozen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from .candidates import Candidates
     from .segment import Key
     from .wakeups import Wakeups
 
@@ -44,17 +45,30 @@ class LocalHints:
     """Acts on this broker alone."""
 
     wakeups: Wakeups
+    candidates: Candidates | None
 
     def messages_available(self, keys: Iterable[Key]) -> None:
+        keys = tuple(keys)
+        if self.candidates is not None:
+            for queue, partition in keys:
+                self.candidates.mark(queue, partition)
         self.wakeups.notify(keys)
 
     def claims_available(self, keys: Iterable[Key], group: str) -> None:
+        keys = tuple(keys)
+        if self.candidates is not None:
+            for queue, partition in keys:
+                self.candidates.promote(queue, partition, group)
         self.wakeups.notify(keys, group)
 
     def queue_changed(self, queue: str) -> None:
+        if self.candidates is not None:
+            self.candidates.unseed(queue)
         self.wakeups.notify_queue(queue)
 
     def queue_deleted(self, queue: str) -> None:
+        if self.candidates is not None:
+            self.candidates.drop(queue)
         self.wakeups.notify_queue(queue)
 
     def maintenance_set(self, enabled: bool) -> None:

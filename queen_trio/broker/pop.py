@@ -93,6 +93,31 @@ class PopService:
         self._hints.messages_available((part.queue, part.partition) for part in claim.partitions)
 
     async def _claim(self, request: PopRequest, arrival: float) -> Claim | None:
+        if self._candidates is not None:
+            waited_ms = int((trio.current_time() - arrival) * 1000)
+            ring = await self._candidates.ring_for(request, waited_ms)
+            if ring is not None:
+                return await self._claim_from(ring, self._candidates, request, arrival)
+        return await self._ask(request, arrival, None)
+
+    async def _claim_from(
+        self, ring: Ring, candidates: Candidates, request: PopRequest, arrival: float
+    ) -> Claim | None:
+        """Ask about one candidate after another until one gives something, or none is left."""
+        most = min(request.partitions or CANDIDATES_AT_ONCE, CANDIDATES_AT_ONCE)
+        for _ in range(MAX_ROUNDS):
+            names = ring.take(most)
+            if not names:
+                return None
+            claim = await self._ask(request, arrival, names)
+            if claim is not None:
+                return claim
+        # So many are wrong that one look at everything is cheaper.
+        return await self._ask(request, arrival, None)
+
+    async def _ask(
+        self, request: PopRequest, arrival: float, names: Sequence[str] | None
+    ) -> Claim | None:
         lease_id = "" if request.auto_ack else self._ids.take(1)[0]
         rows = await self._store.pop(
             request.queue,
