@@ -29,6 +29,8 @@ PROCESSES: Final = 2
 # Apart by more than one process sends in a run.
 NUMBERS_APART: Final = 10**9
 NOT_FOUND: Final = 404
+# Creating a queue is a commit of its own; on a busy machine 64 at once take a second.
+QUEUE_SECONDS: Final = 0.02
 
 
 @attrs.frozen(kw_only=True)
@@ -161,7 +163,15 @@ async def parked(trial: Trial) -> Sample:
     woken = min(trial.sizes.samples, trial.sizes.polls)
     sample = await run_clients(
         trial.site,
-        [trial.load(Work.PARK, connections=trial.sizes.polls, count=woken, partitions=1)],
+        [
+            trial.load(
+                Work.PARK,
+                connections=trial.sizes.polls,
+                count=woken,
+                partitions=1,
+                seconds=trial.sizes.polls * QUEUE_SECONDS,
+            )
+        ],
         idle_seconds=trial.sizes.idle_seconds,
     )
     _expect("polls woken", sample.count, woken)

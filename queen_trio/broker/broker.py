@@ -13,9 +13,11 @@ from queen_trio.store.dlq import DeadLetterStore
 from queen_trio.store.groups import GroupStore
 from queen_trio.store.messages import MessageStore
 from queen_trio.store.resources import ResourceStore
+from queen_trio.store.streams import StreamStore
 from queen_trio.store.traces import TraceStore
 
 from .ack import AckService, open_ack_service
+from .candidates import Candidates
 from .dlq import DeadLetterService
 from .encryption import Encryption
 from .groups import GroupService
@@ -25,6 +27,7 @@ from .pop import PopService
 from .push import PushService, open_push_service
 from .queues import QueueService
 from .resources import ResourceService
+from .streams import StreamService
 from .traces import TraceService
 from .traffic import CountingStore, Traffic
 from .transaction import TransactionService
@@ -44,6 +47,7 @@ class Broker:
     config: Config
     store: Store
     wakeups: Wakeups
+    candidates: Candidates | None
     local_hints: LocalHints
     hints: Hints
     pushes: PushService
@@ -58,6 +62,7 @@ class Broker:
     dead_letters: DeadLetterService
     messages: MessageService
     traces: TraceService
+    streams: StreamService
     draining: bool = False
 
     def drain(self, *, answer_parked: bool) -> None:
@@ -81,7 +86,11 @@ async def open_broker(
     traffic = Traffic()
     store = CountingStore(store, traffic)
     wakeups = Wakeups(store, config.pop)
-    local = LocalHints(wakeups)
+    candidates = None
+    if config.jobs.hotlist:
+        candidates = Candidates(store, wakeups, config.pop.max_ms / 1000)
+        wakeups.candidates = candidates
+    local = LocalHints(wakeups, candidates)
     hints: Hints = local if others is None else FanOut([local, others])
     encryption = Encryption(store, config.security.encryption_key)
     letters = DeadLetterStore(store.pool, store.tenant)
@@ -89,6 +98,8 @@ async def open_broker(
     max_bytes = config.pop.max_bytes
     async with trio.open_nursery() as background:
         background.start_soon(wakeups.serve)  # noqa: ASYNC113 - pops only enlist before
+        if candidates is not None:
+            background.start_soon(candidates.serve)  # noqa: ASYNC113 - the same
         async with (
             open_push_service(store, ids, encryption, hints.messages_available) as pushes,
             open_ack_service(store, hints) as acks,
@@ -97,10 +108,11 @@ async def open_broker(
                 config,
                 store,
                 wakeups,
+                candidates,
                 local,
                 hints,
                 pushes,
-                PopService(store, ids, wakeups, hints, encryption, config.pop),
+                PopService(store, ids, wakeups, candidates, hints, encryption, config.pop),
                 acks,
                 TransactionService(store, ids, hints, encryption),
                 QueueService(store, hints, encryption),
@@ -111,5 +123,6 @@ async def open_broker(
                 DeadLetterService(letters, messages, store, ids, hints, encryption, max_bytes),
                 MessageService(messages, letters, encryption, max_bytes),
                 TraceService(TraceStore(store.pool, store.tenant), max_bytes),
+                StreamService(StreamStore(store.pool, store.tenant), ids, hints, encryption),
             )
         background.cancel_scope.cancel()

@@ -24,6 +24,7 @@ from . import (
     queues,
     resources,
     status,
+    streams,
     traces,
     transaction,
 )
@@ -185,6 +186,7 @@ _ROUTES: Final = _merge(
     groups.ROUTES,
     resources.ROUTES,
     analytics.ROUTES,
+    streams.ROUTES,
 )
 _FIXED: Final = {path.encode(): methods for path, methods in _ROUTES.items() if ":" not in path}
 _VARIABLE: Final[dict[int, list[tuple[tuple[bytes | None, ...], _Methods]]]] = {}

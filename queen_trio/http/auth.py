@@ -76,6 +76,10 @@ ROUTE_ACCESS: Final[dict[str, dict[str, Access]]] = {
     "/api/v1/analytics/worker-metrics": {"GET": Access.LOOK},
     "/api/v1/analytics/postgres-stats": {"GET": Access.LOOK},
     "/api/v1/stats/refresh": {"POST": Access.ADMIN},
+    # streams
+    "/streams/v1/queries": {"POST": Access.CONSUME},
+    "/streams/v1/state/get": {"POST": Access.CONSUME},
+    "/streams/v1/cycle": {"POST": Access.CONSUME},
 }
 
 

@@ -53,7 +53,8 @@ _PROBE = Statement(
 )
 _ACK = Statement(
     "ack",
-    "SELECT ord, verdicts, lease_released, needs_payload, more_in_queue, more_in_partition"
+    "SELECT ord, verdicts, lease_released, needs_payload, queue_name, partition_name,"
+    " has_more"
     " FROM queen.ack_v1($1, $2, $3, $4, $5, $6::text::jsonb)",
 )
 _TRANSACTION = Statement(
@@ -151,8 +152,9 @@ class AckRow(NamedTuple):
     verdicts: str | None
     lease_released: bool
     needs_payload: int | None
-    more_in_queue: str | None
-    more_in_partition: str | None
+    queue_name: str | None
+    partition_name: str | None
+    has_more: bool
 
 
 class TransactionRow(NamedTuple):

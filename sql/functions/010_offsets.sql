@@ -1,9 +1,14 @@
+-- Functions of the hot paths SET enable_seqscan = off, and look rows up in LATERAL (... OFFSET 0) where a plain
+-- join could become a hash join: a session keeps its generic plans, and one made while the tables were
+-- empty or tiny would read all of them, a million rows a call, until the next ANALYZE.
+-- tests/store/test_plans.py counts the rows.
+
 -- The first offset of a partition whose message was created at or after p_since, as far back as the
 -- sidecar reaches (beyond log_start: dedup outlives the segments); last offset + 1 when there is none.
 -- created_at is monotone in the offset (spec 1, invariant 1), so this gallops back from the newest row
 -- and then bisects: a handful of index look-ups, however long the history is.
 CREATE OR REPLACE FUNCTION queen.first_offset_since_v1(p_partition uuid, p_since timestamptz)
-RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+RETURNS bigint LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
     v_row   record;
     v_low   bigint;          -- every offset below it is older than p_since

@@ -10,28 +10,29 @@ $$;
 -- Create the queues that don't exist yet.
 -- Ordered by name, so that two calls that create the same ones can't deadlock.
 CREATE OR REPLACE FUNCTION queen.ensure_queues_v1(p_tenant uuid, p_queues text[])
-RETURNS void LANGUAGE sql AS $$
+RETURNS void LANGUAGE sql SET enable_seqscan = off AS $$
     INSERT INTO queen.queues (tenant_id, name, namespace, task)
     SELECT p_tenant, n.name, queen.namespace_of_v1(n.name), queen.task_of_v1(n.name)
-      FROM (SELECT DISTINCT unnest(p_queues) COLLATE "C" AS name) n
-     WHERE NOT EXISTS (SELECT FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = n.name)
-     ORDER BY n.name
+      FROM (SELECT DISTINCT unnest(p_queues) AS name) n
+     WHERE (SELECT q.id FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = n.name) IS NULL
+     ORDER BY n.name COLLATE "C"
         ON CONFLICT (tenant_id, name) DO NOTHING
 $$;
 
 -- The same for partitions, and for the queues that they are in. Those are locked against deletion: a queue
 -- that is just being deleted gets no partition, instead of breaking the foreign key.
 CREATE OR REPLACE FUNCTION queen.ensure_partitions_v1(p_tenant uuid, p_queues text[], p_partitions text[])
-RETURNS void LANGUAGE plpgsql AS $$
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     PERFORM queen.ensure_queues_v1(p_tenant, p_queues);
     INSERT INTO queen.log_partitions (queue_id, name)
     SELECT q.id, n.partition
-      FROM (SELECT DISTINCT u.queue, u.partition COLLATE "C" AS partition
+      FROM (SELECT DISTINCT u.queue, u.partition
               FROM unnest(p_queues, p_partitions) AS u(queue, partition)) n
       JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = n.queue
-     WHERE NOT EXISTS (SELECT FROM queen.log_partitions p WHERE p.queue_id = q.id AND p.name = n.partition)
-     ORDER BY q.id, n.partition
+     WHERE (SELECT p.id FROM queen.log_partitions p
+             WHERE p.queue_id = q.id AND p.name = n.partition) IS NULL
+     ORDER BY q.id, n.partition COLLATE "C"
        FOR KEY SHARE OF q
         ON CONFLICT (queue_id, name) DO NOTHING;
 END $$;
@@ -39,17 +40,19 @@ END $$;
 -- Lock the partitions of a bundle in the one global order (ascending id), creating what is missing.
 -- Returns their ids, aligned with the arguments. A queue deleted between look-up and lock is made anew.
 CREATE OR REPLACE FUNCTION queen.lock_partitions_v1(p_tenant uuid, p_queues text[], p_partitions text[])
-RETURNS uuid[] LANGUAGE plpgsql AS $$
+RETURNS uuid[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_ids    uuid[];
     v_wanted integer;
     v_locked integer;
 BEGIN
     LOOP
-        SELECT array_agg(p.id ORDER BY s.ord), count(DISTINCT p.id) INTO v_ids, v_wanted
-          FROM unnest(p_queues, p_partitions) WITH ORDINALITY AS s(queue, partition, ord)
-          LEFT JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = s.queue
-          LEFT JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = s.partition;
+        SELECT array_agg(f.id ORDER BY f.ord), count(DISTINCT f.id) INTO v_ids, v_wanted
+          FROM (SELECT s.ord, (SELECT p.id FROM queen.queues q
+                                 JOIN queen.log_partitions p ON p.queue_id = q.id
+                                WHERE q.tenant_id = p_tenant AND q.name = s.queue
+                                  AND p.name = s.partition) AS id
+                  FROM unnest(p_queues, p_partitions) WITH ORDINALITY AS s(queue, partition, ord)) f;
         IF array_position(v_ids, NULL) IS NULL THEN
             PERFORM FROM queen.log_partitions p WHERE p.id = ANY (v_ids) ORDER BY p.id FOR NO KEY UPDATE;
             GET DIAGNOSTICS v_locked = ROW_COUNT;
@@ -79,7 +82,7 @@ CREATE OR REPLACE FUNCTION queen.push_v1(
     p_verified_since timestamptz[], p_sealed boolean[] DEFAULT NULL)
 RETURNS TABLE (ord integer, partition_id uuid, base_offset bigint, created_at timestamptz,
                duplicate_at integer[], duplicate_of bigint[])
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_ids   uuid[];
@@ -107,7 +110,7 @@ BEGIN
         RAISE EXCEPTION 'push_v1: a partition stands twice in one bundle' USING ERRCODE = '22023';
     END IF;
     IF EXISTS (SELECT FROM unnest(v_ids, p_sealed) AS s(id, sealed)
-                 JOIN queen.log_partitions p ON p.id = s.id
+                CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.id = s.id OFFSET 0) p
                  JOIN queen.queues q ON q.id = p.queue_id
                 WHERE q.encryption_enabled <> coalesce(s.sealed, false)) THEN
         RAISE EXCEPTION 'push_v1: the encryption of a queue is not what it was' USING ERRCODE = 'QT002';
@@ -120,7 +123,7 @@ BEGIN
                v.verified
           FROM unnest(v_ids, p_hashes, p_counts, p_verified, p_verified_in, p_verified_since)
                WITH ORDINALITY AS s(id, hashes, n, verified, verified_in, verified_since, ord)
-          JOIN queen.log_partitions p ON p.id = s.id
+         CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.id = s.id OFFSET 0) p
           JOIN queen.queues q ON q.id = p.queue_id
          CROSS JOIN LATERAL (SELECT CASE
                 WHEN s.verified = 9223372036854775807 THEN s.verified
@@ -160,7 +163,7 @@ BEGIN
                oldest_live_at = coalesce(p.oldest_live_at, greatest(v_now, p.last_created_at)),
                oldest_txn_at = coalesce(p.oldest_txn_at, greatest(v_now, p.last_created_at))
           FROM seg s
-         WHERE p.id = s.id
+         WHERE p.id = s.id AND p.id = ANY (v_ids)
      RETURNING s.ord, p.id, p.last_offset - s.n + 1 AS base_offset, p.last_offset AS end_offset,
                p.last_created_at AS created_at
     ), segments AS (
@@ -179,7 +182,7 @@ END $$;
 -- that retention already removed has no row.
 CREATE OR REPLACE FUNCTION queen.segments_at_v1(p_partition uuid, p_offsets bigint[])
 RETURNS TABLE (message_offset bigint, base_offset bigint, created_at timestamptz, blob bytea)
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT o.message_offset, s.base_offset, s.created_at, s.blob
       FROM unnest(p_offsets) AS o(message_offset)
      CROSS JOIN LATERAL (
@@ -194,7 +197,7 @@ $$;
 CREATE OR REPLACE FUNCTION queen.history_v1(p_partition uuid, p_after bigint, p_most bigint)
 RETURNS TABLE (base_offset bigint, end_offset bigint, created_at timestamptz, hashes bytea,
                covered_since timestamptz)
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_since timestamptz;

@@ -4,7 +4,7 @@
 CREATE OR REPLACE FUNCTION queen.subscribe_v1(
     p_tenant uuid, p_queue text, p_namespace text, p_task text, p_group text,
     p_mode text, p_from timestamptz, p_waited_ms integer, OUT point timestamptz, OUT is_first boolean)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     is_first := false;
     IF p_group = '__QUEUE_MODE__' THEN
@@ -43,7 +43,7 @@ CREATE OR REPLACE FUNCTION queen.pop_partitions_v1(
     p_candidates text[] DEFAULT NULL)
 RETURNS TABLE (id uuid, name text, queue_id uuid, last_offset bigint, log_start bigint,
                last_created_at timestamptz)
-LANGUAGE plpgsql STABLE ROWS 64 AS $$
+LANGUAGE plpgsql STABLE ROWS 64 SET enable_seqscan = off AS $$
 BEGIN
     IF p_queue IS NULL THEN
         RETURN QUERY
@@ -86,7 +86,7 @@ CREATE OR REPLACE FUNCTION queen.pop_v1(
 RETURNS TABLE (partition_id uuid, partition_name text, queue_name text, committed bigint,
                batch_end bigint, delivery_attempt integer, base_offset bigint, created_at timestamptz,
                blob bytea, verdict text, until_ms bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now     timestamptz := clock_timestamp();
@@ -117,7 +117,8 @@ BEGIN
                n.pending, n.leased_until
           FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task,
                                        p_candidates) p
-          LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+          LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
+                              WHERE c.partition_id = p.id AND c.consumer_group = p_group OFFSET 0) c ON true
          CROSS JOIN LATERAL (SELECT
                 p.last_offset >= p.log_start
                 AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
@@ -143,11 +144,20 @@ BEGIN
             EXIT look WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
             IF v_part.unseeded THEN
                 -- A partition that is just being deleted is skipped: waiting for it could deadlock, and
-                -- its end would break the foreign key.
+                -- its end would break the foreign key. So is the whole of it when the group is being
+                -- deleted: a cursor that outlived its subscription would hide messages from the next one.
                 INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
                 SELECT p.id, p_group, greatest(queen.first_offset_since_v1(p.id, v_point), p.log_start) - 1
-                  FROM queen.log_partitions p WHERE p.id = v_part.id
-                   FOR KEY SHARE SKIP LOCKED
+                  FROM queen.log_partitions p
+                 WHERE p.id = v_part.id
+                   AND (p_group = '__QUEUE_MODE__' OR EXISTS (
+                        SELECT FROM queen.consumer_groups_metadata m
+                         WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
+                           AND m.queue_name = coalesce(p_queue, '')
+                           AND m.namespace = coalesce(p_namespace, '') AND m.task = coalesce(p_task, '')
+                           AND m.subscription_timestamp = v_point
+                           FOR KEY SHARE SKIP LOCKED))
+                   FOR KEY SHARE OF p SKIP LOCKED
                     ON CONFLICT DO NOTHING;
                 v_durable := true;
             END IF;
@@ -257,7 +267,7 @@ END $$;
 CREATE OR REPLACE FUNCTION queen.candidates_v1(
     p_tenant uuid, p_queue text, p_group text, p_mode text, p_from timestamptz, p_waited_ms integer,
     p_most bigint)
-RETURNS TABLE (partition_name text) LANGUAGE plpgsql AS $$
+RETURNS TABLE (partition_name text) LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_point timestamptz;
 BEGIN
@@ -266,7 +276,8 @@ BEGIN
     RETURN QUERY
     SELECT p.name
       FROM queen.pop_partitions_v1(p_tenant, p_queue, NULL, '', '') p
-      LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+      LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
+                          WHERE c.partition_id = p.id AND c.consumer_group = p_group OFFSET 0) c ON true
      WHERE p.last_offset >= p.log_start
        AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
                 ELSE p.last_offset > c.committed END
@@ -278,7 +289,7 @@ END $$;
 -- last_write_at moves once a second), and queues with cursor moves recorded (10 s more: a commit may be
 -- late). partition_name NULL: the whole queue.
 CREATE OR REPLACE FUNCTION queen.changes_v1(p_tenant uuid, p_seconds float8, p_most bigint)
-RETURNS TABLE (queue_name text, partition_name text) LANGUAGE sql STABLE AS $$
+RETURNS TABLE (queue_name text, partition_name text) LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     (SELECT q.name, p.name
        FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
       WHERE p.last_write_at > clock_timestamp() - make_interval(secs => p_seconds + 2)
@@ -307,7 +318,7 @@ CREATE OR REPLACE FUNCTION queen.probe_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_namespaces text[], p_tasks text[],
     p_groups text[], p_limits integer[])
 RETURNS TABLE (ord integer, available integer, due_ms bigint)
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT k.ord::integer, least(n.available, k.lim)::integer,
            ceil(extract(epoch FROM n.due - clock_timestamp()) * 1000)::bigint
       FROM unnest(p_queues, p_partitions, p_namespaces, p_tasks, p_groups, p_limits)
@@ -317,7 +328,8 @@ LANGUAGE sql STABLE AS $$
                min(w.until) FILTER (WHERE w.until > clock_timestamp()) AS due
           FROM queen.pop_partitions_v1(p_tenant, k.queue, k.partition, k.namespace, k.task) p
           JOIN queen.queues q ON q.id = p.queue_id
-          LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = k.grp
+          LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
+                              WHERE c.partition_id = p.id AND c.consumer_group = k.grp OFFSET 0) c ON true
          CROSS JOIN LATERAL (SELECT greatest(
                 CASE WHEN c.batch_end IS NOT NULL THEN c.lease_expires_at END,
                 CASE WHEN q.min_pop_wait_time > 0
@@ -346,7 +358,7 @@ $$;
 
 -- Give back a claim whose answer could not be written: the lease ends now, at no cost to the batch.
 CREATE OR REPLACE FUNCTION queen.release_v1(p_lease_id text)
-RETURNS integer LANGUAGE plpgsql AS $$
+RETURNS integer LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count integer;
 BEGIN
@@ -363,7 +375,7 @@ END $$;
 -- Extend every live row of a lease to p_seconds from now: never shortened, never revived.
 -- Returns the earliest expiry, NULL when nothing was live.
 CREATE OR REPLACE FUNCTION queen.extend_v1(p_lease_id text, p_seconds integer)
-RETURNS TABLE (renewed integer, expires_at timestamptz) LANGUAGE plpgsql AS $$
+RETURNS TABLE (renewed integer, expires_at timestamptz) LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN

@@ -102,7 +102,8 @@ CREATE TABLE queen.log_consumers (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 2000, vacuum_truncate = off);
 CREATE INDEX log_consumers_lease ON queen.log_consumers (worker_id) WHERE worker_id IS NOT NULL;
-CREATE INDEX log_consumers_group ON queen.log_consumers (consumer_group);
+-- Both columns, so that a plan made on a tiny table can pick neither index wrongly.
+CREATE INDEX log_consumers_group ON queen.log_consumers (consumer_group, partition_id);
 
 -- No foreign key: a dead letter outlives its partition's retention. payload is text, the verbatim JSON.
 CREATE TABLE queen.log_dlq (

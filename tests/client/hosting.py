@@ -7,6 +7,7 @@ import functools
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import trio
 
@@ -26,7 +27,7 @@ def hosted(scenario: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[
 
     @functools.wraps(scenario)
     async def test(**fixtures: Any) -> None:
-        with trio.fail_after(SCENARIO_SECONDS), _signals_restored(), _anyio_hosted():
+        with trio.fail_after(SCENARIO_SECONDS), _signals_kept(), _anyio_hosted():
             async with trio_asyncio.open_loop():
                 await trio_asyncio.aio_as_trio(scenario)(**fixtures)
 
@@ -34,14 +35,21 @@ def hosted(scenario: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[
 
 
 @contextmanager
-def _signals_restored() -> Iterator[None]:
-    """The client takes SIGINT and SIGTERM for itself and leaves the system's defaults behind."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+def _signals_kept() -> Iterator[None]:
+    """Keep SIGINT and SIGTERM from the client, which takes them for itself when it is created.
+
+    They are for pytest here: the client's handler would tear Trio apart. Its shutdown is tested in
+    a program of its own (test_program.py).
+    """
+    install = signal.signal
+
+    def install_others(number: int, handler: Any) -> Any:
+        if number in (signal.SIGINT, signal.SIGTERM):
+            return signal.getsignal(number)
+        return install(number, handler)
+
+    with mock.patch.object(signal, "signal", install_others):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-    from queen_trio.store.settings import ConnectionSettings
+    from tests.cluster import Cluster
 
 
-@pytest.fixture
-def broker_from_all(settings: ConnectionSettings) -> Iterator[LiveBroker]:
+@pytest.fixture(scope="module")
+def broker_from_all(cluster: Cluster, template: str) -> Iterator[LiveBroker]:
     """A broker whose groups start at the beginning unless they say otherwise."""
-    environment = postgres_environment(settings) | {"DEFAULT_SUBSCRIPTION_MODE": "all"}
-    with running_broker(environment) as broker:
+    database = "from_all"
+    cluster.execute(f"CREATE DATABASE {database} TEMPLATE {template} STRATEGY FILE_COPY")
+    environment = postgres_environment(cluster.settings(database))
+    with running_broker(environment | {"DEFAULT_SUBSCRIPTION_MODE": "all"}) as broker:
         yield broker
 
 

@@ -53,3 +53,14 @@ async def test_sigterm_flushes_and_ends(
         assert await asyncio.to_thread(worker.wait, STOP_SECONDS) == 0
         messages = await queen.queue(f"{name}-out").batch(10).wait(False).pop()
     assert [message["data"] for message in messages] == [0, 2, 4]
+
+
+@hosted
+async def test_a_hosted_client_leaves_the_signals_to_pytest(
+    client: ModuleType, shared_broker: LiveBroker
+) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    async with client.Queen(shared_broker.url):
+        assert [signal.getsignal(number) for number in numbers] == before
+    assert [signal.getsignal(number) for number in numbers] == before

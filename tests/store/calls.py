@@ -264,7 +264,9 @@ class Log:
         )
         await self.execute(
             "UPDATE queen.log_partitions SET"
-            " last_created_at = last_created_at - make_interval(secs => $1)"
+            " last_created_at = last_created_at - make_interval(secs => $1),"
+            " oldest_live_at = oldest_live_at - make_interval(secs => $1),"
+            " oldest_txn_at = oldest_txn_at - make_interval(secs => $1)"
             " WHERE queue_id IN (SELECT id FROM queen.queues WHERE name = $2)",
             seconds, queue,
         )  # fmt: skip

@@ -400,14 +400,14 @@ class TestManyTargets:
 class TestMore:
     async def test_a_released_lease_tells_what_is_left(self, log: Log, partition: UUID) -> None:
         row = await log.ack(partition, "a:f")
-        assert (row.more_in_queue, row.more_in_partition) == ("q", "p")
+        assert (row.queue_name, row.partition_name, row.has_more) == ("q", "p", True)
 
     async def test_a_finished_partition_has_no_more(self, log: Log, partition: UUID) -> None:
         row = await log.ack(partition, "f:c")
-        assert (row.more_in_queue, row.more_in_partition) == (None, None)
+        assert not row.has_more
 
     async def test_a_kept_lease_tells_nothing(self, log: Log, partition: UUID) -> None:
         await log.push("g")
-        assert (await log.ack(partition, "a:c")).more_in_queue is None
+        assert not (await log.ack(partition, "a:c")).has_more
         row = await log.ack(partition, "f:c")
-        assert (row.more_in_queue, row.more_in_partition) == ("q", "p")
+        assert (row.queue_name, row.partition_name, row.has_more) == ("q", "p", True)

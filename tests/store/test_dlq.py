@@ -9,7 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from queen_trio.model.inspection import DeadLetterFilter, Page
+from queen_trio.broker.dlq import DeadLetterService
+from queen_trio.broker.encryption import Encryption
+from queen_trio.errors import DatabaseUnavailable
+from queen_trio.model.ids import Uuid7
+from queen_trio.model.inspection import DeadLetterFilter, Page, ReplayVerdict
 from queen_trio.model.message import hash_of
 from queen_trio.store import segments
 from queen_trio.store.dlq import DeadLetterRow, DeadLetterStore, ReplayRow
@@ -205,6 +209,31 @@ class TestRaces:
     async def test_all_at_once(self, log: Log, arena: Arena) -> None:
         await self.play(log, arena, "purge", "delete queue")
 
+    async def test_against_its_return(self, log: Log, arena: Arena) -> None:
+        """A transaction that pushes there and dead-letters the message again: partitions first."""
+        for number, order in enumerate(orders({"one": [_nothing], "two": [_nothing, _nothing]})):
+            queue, lease = f"q{number}", f"lease{number}"
+            part = (await log.push("a", "b", queue=queue)).partition_id
+            # b is buried and comes again, because a is not done.
+            await log.pop(queue=queue, lease_id=lease)
+            await log.ack(part, "b:d", lease=lease)
+            await log.pop(queue=queue, lease_id=lease)
+            [letter] = await letters_of(log).read_page(DeadLetterFilter(queue=queue), FIRST, MIB)
+            outcome = await arena.run_order(
+                {
+                    "one": [self.step("replay", letter)],
+                    "two": [
+                        _push("c", queue),
+                        _ack(part, "b:d", lease),
+                    ],
+                },
+                order,
+            )
+            assert not any(o.errors for o in outcome.values()), (order, outcome)
+            assert outcome["one"].results == ["moved"]
+            assert outcome["two"].results[1].verdicts == "d"
+            assert await letters_of(log).count(DeadLetterFilter(queue=queue)) <= 1
+
     async def test_two_purges(self, log: Log, arena: Arena) -> None:
         for order in orders({"one": [_nothing], "two": [_nothing]}):
             await buried(log, "a", "b", "c")
@@ -217,8 +246,65 @@ class TestRaces:
             await log.store.delete_queue("q")
 
 
+def _push(name: str, queue: str) -> Step:
+    return lambda log: log.push(name, queue=queue)
+
+
+def _ack(part: UUID, words: str, lease: str) -> Step:
+    return lambda log: log.ack(part, words, lease=lease)
+
+
 async def _nothing(log: Log) -> None:
     """Stands for a step where only the number of steps counts."""
+
+
+class TestLostAnswer:
+    """A replay that commits while its answer gets lost is asked for again, and done once."""
+
+    class Forgetful(DeadLetterStore):
+        """Loses the first answer of a replay, after its commit."""
+
+        lost = 0
+
+        async def replay(self, *arguments: Any, **more: Any) -> ReplayRow:
+            row = await super().replay(*arguments, **more)
+            if not self.lost:
+                self.lost += 1
+                raise DatabaseUnavailable("the connection was lost")
+            return row
+
+    class Told:
+        """Hints, written down."""
+
+        def __init__(self) -> None:
+            self.keys: list[Any] = []
+
+        def messages_available(self, keys: Any) -> None:
+            self.keys += keys
+
+    @pytest.mark.parametrize("window", [3600, 0])
+    async def test_it_counts_as_moved(self, log: Log, window: int) -> None:
+        await log.configure(dedup_window_seconds=window)
+        [letter] = await buried(log, "a")
+        letters = self.Forgetful(log.store.pool, log.store.tenant)
+        told = self.Told()
+        service = DeadLetterService(
+            letters,
+            messages_of(log),
+            log.store,
+            Uuid7(),
+            told,  # type: ignore[arg-type]
+            Encryption(log.store, None),
+            MIB,
+        )
+        moved = await service.replay(letter.id)
+        assert letters.lost == 1
+        assert moved is not None
+        assert (moved.verdict, moved.offset) == (ReplayVerdict.MOVED, 1)
+        assert told.keys == [("q", "p")]
+        assert ids(await log.pop()) == [f"dlq:{letter.id}"]
+        assert await service.replay(letter.id) is None
+        assert told.keys == [("q", "p")]
 
 
 class TestFile:

@@ -120,8 +120,9 @@ async def test_many_partitions_in_one_order(log: Log) -> None:
         await log.push(str(number), partition=f"p{number % 3}")
     names = [str(n) for n in reversed(range(12))]
     assert [n for n, _ in await listed(log)] == names
-    page = Page(limit=4, offset=3)
-    assert [n for n, _ in await listed(log, page=page)] == names[3:7]
+    for limit, offset in ((1, 0), (1, 1), (2, 0), (4, 3), (1, 11), (9, 9)):
+        page = Page(limit=limit, offset=offset)
+        assert [n for n, _ in await listed(log, page=page)] == names[offset : offset + limit]
 
 
 async def test_a_page_is_bounded_in_bytes(log: Log) -> None:
