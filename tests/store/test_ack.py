@@ -299,7 +299,7 @@ class TestDeadLetters:
     async def test_the_payload_is_asked_for(self, log: Log, partition: UUID) -> None:
         target = Target(partition, [("a", "c"), ("b", "d")])
         [row] = await log.ack_targets(target)
-        assert row[1:] == (None, False, 1, None, None)
+        assert row[1:] == (None, False, 1, None, None, False)
         assert await state(log, partition) == (-1, 5, None, 0)
         assert await dead_letters(log) == []
         [row] = await log.ack_targets(target, letters=[letter_of(1, 1, "b")])
