@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from queen_trio.broker import Broker, open_broker
+from queen_trio.broker import Broker, open_broker, traffic
 from queen_trio.config import Config, DrainParked, PostgresConfig
 from queen_trio.embedded import default_data_dir, open_embedded
 from queen_trio.errors import DatabaseUnavailable, QueenError
@@ -37,11 +37,16 @@ from queen_trio.http.app import App
 from queen_trio.http.auth import Guard
 from queen_trio.http.limits import HttpLimits
 from queen_trio.http.listeners import bind_listeners
+from queen_trio.jobs.history import PURGE_SECONDS, History
+from queen_trio.jobs.retention import Retention
+from queen_trio.jobs.runner import Job, serve_jobs
 from queen_trio.mesh import MeshNode
 from queen_trio.store.migrate import apply_schema, check_schema
 from queen_trio.store.pool import open_pool
 from queen_trio.store.queries import DEFAULT_TENANT, Store
+from queen_trio.store.resources import ResourceStore
 from queen_trio.store.settings import ConnectionSettings
+from queen_trio.store.traces import TraceStore
 from queen_trio.supervision import supervise
 
 if TYPE_CHECKING:
@@ -109,7 +114,7 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None) -> None:
         async with trio.open_nursery() as services:
             if mesh is not None:
                 services.start_soon(supervise, "mesh", partial(mesh.serve, broker.local_hints))
-            services.start_soon(supervise, "jobs", _run_jobs)
+            services.start_soon(supervise, "jobs", partial(serve_jobs, _jobs(broker)))
             if guard is not None:
                 services.start_soon(supervise, "signing keys", guard.serve)
             async with trio.open_nursery() as http:
@@ -156,8 +161,17 @@ async def _run_http(
     )
 
 
-async def _run_jobs() -> None:
-    """Run the background jobs; there are none yet."""
+def _jobs(broker: Broker) -> list[Job]:
+    """The background jobs, each with its cadence (spec 4)."""
+    config, store = broker.config.jobs, broker.store
+    retention = Retention(store.pool, config.partition_cleanup_days)
+    history = History(store.pool, ResourceStore(store), TraceStore(store.pool, store.tenant))
+    return [
+        Job("retention", config.retention_interval_ms / 1000, retention.run),
+        Job("metrics", config.metrics_flush_ms / 1000, partial(traffic.flush, broker)),
+        Job("lag", config.stats_interval_ms / 1000, history.sample),
+        Job("history", PURGE_SECONDS, history.purge),
+    ]
 
 
 @asynccontextmanager

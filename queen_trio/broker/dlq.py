@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from queen_trio.errors import ClientError
-from queen_trio.model.encryption import letter_payload
 from queen_trio.model.inspection import DeadLetterFilter, Filing, Page, Replay, ReplayVerdict
 from queen_trio.model.message import PushItem, hash_of
 from queen_trio.store import segments
@@ -16,13 +15,14 @@ from queen_trio.store import segments
 from .originals import original_ids
 from .outage import ride_out
 from .segment import Draft, Drafted, Key
+from .targets import letter_of
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from queen_trio.model.ids import Uuid7
     from queen_trio.store.dlq import DeadLetterRow, DeadLetterStore, ReplayRow
-    from queen_trio.store.messages import MessageRow, MessageStore
+    from queen_trio.store.messages import MessageStore
     from queen_trio.store.queries import Store
 
     from .encryption import Encryption
@@ -30,19 +30,6 @@ if TYPE_CHECKING:
 
 # Bounds how long one call of a purge holds its locks.
 PURGE_ROWS: Final = 1_000
-
-
-class _Stored(msgspec.Struct, rename="camel"):
-    """A message's object in a segment."""
-
-    id: str
-    transaction_id: str
-    data: msgspec.Raw
-    trace_id: str | None = None
-    producer_sub: str | None = None
-
-
-_decode_stored = msgspec.json.Decoder(_Stored).decode
 
 
 class DeadLetterService:
@@ -99,10 +86,12 @@ class DeadLetterService:
         found = await ride_out(partial(self._messages.find, partition_id, hash_of(transaction_id)))
         if found is None:
             return Filing.MISSING
-        letter = _letter_of(found, error)
+        records = segments.split(segments.decode(found.blob))
+        letter = letter_of(records[found.message_offset - found.base_offset], found.created_at)
+        encoded = msgspec.json.encode(letter | {"error": error}).decode()
         return Filing(
             await ride_out(
-                partial(self._letters.file, partition_id, group, found.message_offset, letter)
+                partial(self._letters.file, partition_id, group, found.message_offset, encoded)
             )
         )
 
@@ -171,20 +160,3 @@ class DeadLetterService:
         return await self._letters.replay(
             row_id, *key, draft.hashes[0], encoded.size, encoded.blob, encoded.sealed
         )
-
-
-def _letter_of(found: MessageRow, error: str | None) -> str:
-    """What a dead letter keeps of a message, as JSON (see sql/functions/040_ack)."""
-    record = segments.split(segments.decode(found.blob))[found.message_offset - found.base_offset]
-    message = _decode_stored(record)
-    return msgspec.json.encode(
-        {
-            "transactionId": message.transaction_id,
-            "messageId": message.id,
-            "traceId": message.trace_id,
-            "producerSub": message.producer_sub,
-            "payload": letter_payload(record, bytes(message.data)),
-            "createdAt": found.created_at.isoformat(),
-            "error": error,
-        }
-    ).decode()

@@ -51,7 +51,7 @@ class EncryptionKeyMissing(ClientError):
 
     def __init__(self, queue: str) -> None:
         super().__init__(
-            f"queue {queue!r} is encrypted, and this broker has no QUEEN_ENCRYPTION_KEY",
+            f"queue {queue!r} needs encryption, and this broker has no QUEEN_ENCRYPTION_KEY",
             code="encryption_key_missing",
         )
 

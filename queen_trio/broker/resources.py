@@ -28,7 +28,7 @@ CLEAR_PARTITIONS: Final = 256
 
 
 class ResourceService:
-    """Shows resources; every method waits out a short outage of the database."""
+    """Shows resources; what a request asks for waits out a short outage of the database."""
 
     def __init__(self, store: ResourceStore, hints: Hints) -> None:
         self._store = store

@@ -16,6 +16,7 @@ from queen_trio.store import segments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
     from uuid import UUID
 
     from queen_trio.store.queries import AckArguments, Store
@@ -51,15 +52,7 @@ class Target:
         rows = await store.segments_at(self.partition_id, [offset])
         if rows:
             record = segments.split(segments.decode(rows[0].blob))[offset - rows[0].base_offset]
-            message = _decode_message(record)
-            found = {
-                "transactionId": message.transactionId,
-                "messageId": message.id,
-                "traceId": message.traceId,
-                "producerSub": message.producerSub,
-                "payload": letter_payload(record, bytes(message.data)),
-                "createdAt": rows[0].created_at.isoformat(),
-            }
+            found = letter_of(record, rows[0].created_at)
         else:  # retention was faster: the dead letter still tells that it was there
             found = {"messageId": "", "payload": "null"}
         for letter in self.letters.values():
@@ -110,6 +103,19 @@ def ack_arguments(targets: Sequence[Target]) -> AckArguments:
         ["".join([ack.status.value for ack in target.acks]) for target in targets],
         _encode(letters).decode() if letters else "[]",
     )
+
+
+def letter_of(record: bytes, created_at: datetime) -> dict[str, Any]:
+    """What a dead letter keeps of a message, under the names that SQL knows."""
+    message = _decode_message(record)
+    return {
+        "transactionId": message.transactionId,
+        "messageId": message.id,
+        "traceId": message.traceId,
+        "producerSub": message.producerSub,
+        "payload": letter_payload(record, bytes(message.data)),
+        "createdAt": created_at.isoformat(),
+    }
 
 
 class _Message(msgspec.Struct):

@@ -35,13 +35,6 @@ _VERDICTS: Final = {
     "d": "dead_lettered",
 }
 
-COUNTERS: Final = (
-    "push_calls", "pushed", "pop_calls", "empty_pops", "popped", "ack_calls", "completed",
-    "failed", "dead_lettered", "database_errors", "cpu_ms",
-)  # fmt: skip
-# How long samples are worth keeping: a month's charts.
-KEEP_DAYS: Final = 30
-
 
 class Traffic:
     """Counters since the last `take`; the names are columns of queen.worker_metrics."""
@@ -165,7 +158,7 @@ async def flush(broker: Broker) -> None:
         "pool_in_use": pool.in_use,
         "pool_waiting": pool.waiting,
     }
-    row = dict.fromkeys(COUNTERS, 0) | dict(counters) | gauges
+    row = dict(counters) | gauges
     queues = sorted({*pushed, *popped})
     written = False
     try:

@@ -19,6 +19,7 @@ from . import (
     dlq,
     groups,
     messages,
+    openapi,
     pop,
     push,
     queues,
@@ -174,6 +175,7 @@ def _decode(segment: bytes) -> str:
 
 
 _ROUTES: Final = _merge(
+    openapi.ROUTES,
     status.ROUTES,
     push.ROUTES,
     pop.ROUTES,

@@ -27,6 +27,7 @@ ROUTE_ACCESS: Final[dict[str, dict[str, Access]]] = {
     "/health": {"GET": Access.PUBLIC},
     "/metrics": {"GET": Access.PUBLIC},
     "/status": {"GET": Access.ANY_ROLE},
+    "/openapi.json": {"GET": Access.ANY_ROLE},
     # messages
     "/api/v1/push": {"POST": Access.PRODUCE},
     "/api/v1/pop": {"GET": Access.CONSUME},

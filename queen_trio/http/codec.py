@@ -59,7 +59,8 @@ def timestamp(moment: datetime | None) -> str | None:
     """ISO-8601 in UTC with microseconds: sorts as text, and JavaScript's Date reads it."""
     if moment is None:
         return None
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06d}Z"
+    # Not strftime: its years before 1000 have fewer than four digits.
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def parse_timestamp(text: str, field: str) -> datetime:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
-from attrs import frozen
+from attrs import define
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -17,13 +17,16 @@ log = structlog.get_logger(__name__)
 BACKOFF_MAX_SECONDS: Final = 60.0
 
 
-@frozen
+@define(eq=False)
 class Job:
-    """`run` is one iteration; `interval_seconds` is the pause between two."""
+    """`run` is one iteration; `interval_seconds` is the pause between two. The rest is counted."""
 
     name: str
     interval_seconds: float
     run: Callable[[], Awaitable[None]]
+    runs: int = 0
+    failures: int = 0
+    failures_in_a_row: int = 0
 
 
 async def serve_jobs(jobs: Sequence[Job]) -> None:
@@ -39,22 +42,23 @@ async def _serve_job(job: Job) -> None:
     An iteration that fails costs only itself: a run of failures is logged once, each is counted,
     and the pause grows up to a minute. This is the job iteration's boundary for broad `except`.
     """
-    failures = 0
     while True:
         pause = job.interval_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - jitter, no secret
-        await trio.sleep(pause if not failures else _backoff(pause, failures))
+        await trio.sleep(_backoff(pause, job.failures_in_a_row))
+        job.runs += 1
         try:
             await job.run()
         except Exception as error:
-            failures += 1
-            if failures == 1:
+            job.failures += 1
+            job.failures_in_a_row += 1
+            if job.failures_in_a_row == 1:
                 log.exception("job failed", job=job.name)
             else:
-                log.debug("job failed again", job=job.name, failures=failures, error=str(error))
+                log.debug("job failed again", job=job.name, error=str(error))
         else:
-            if failures:
-                log.info("job works again", job=job.name, failures=failures)
-            failures = 0
+            if job.failures_in_a_row:
+                log.info("job works again", job=job.name, failures=job.failures_in_a_row)
+            job.failures_in_a_row = 0
 
 
 def _backoff(pause: float, failures: int) -> float:

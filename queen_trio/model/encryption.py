@@ -114,14 +114,23 @@ def seal_record(cipher: PayloadCipher, record: bytes) -> bytes:
 
 def open_record(cipher: PayloadCipher | None, record: bytes) -> bytes:
     """Return a sealed record as it was before; raises `Undecipherable` (None: there is no key)."""
-    message = _decode_record(record)
+    try:
+        message = _decode_record(record)
+    except msgspec.DecodeError:
+        raise Undecipherable("the record is damaged") from None
     payload = open_payload(cipher, bytes(message.data), message.id, message.transactionId)
     return _encode(_with_data(message, payload))
 
 
 def withhold(record: bytes, why: str) -> bytes:
-    """Return a sealed record that can't be opened as consumers see it: `data` null, and why."""
-    message = _with_data(_decode_record(record), b"null")
+    """Return a sealed record that can't be opened as consumers see it: `data` null, and why.
+
+    Where the record itself is damaged its ids are lost too.
+    """
+    try:
+        message = _with_data(_decode_record(record), b"null")
+    except msgspec.DecodeError:
+        message = _Record("", "", None, msgspec.Raw(b"null"), None)
     return b'%b,"decryptionError":%b}' % (_encode(message)[:-1], _encode(why))
 
 

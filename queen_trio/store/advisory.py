@@ -25,7 +25,7 @@ _UNLOCK: Final = Statement("unlock", "SELECT pg_advisory_unlock($1::bigint)")
 class AdvisoryLock(Enum):
     """The locks of queen-trio in one database; the values are arbitrary, but fixed for ever."""
 
-    SCHEMA = 0x717565656E
+    SCHEMA = 0x717565656E  # "queen" in ASCII, and those after it
     RETENTION = 0x717565656F
     STATS = 0x7175656570
 
@@ -39,21 +39,38 @@ async def try_advisory_lock(pool: Pool, lock: AdvisoryLock) -> AsyncIterator[Tri
     recycled the session): what it guards must be correct with two holders.
     """
     async with pool.acquire() as conn:
-        [(held,)] = await conn.fetch(_TRY_LOCK, lock.value)
-        if not held:
+        if not await try_lock(conn, lock):
             yield None
             return
         try:
             yield conn
         finally:
-            if conn.reusable:
-                with conn.grace.shield():
-                    await _unlock(conn, lock)
-            else:
-                conn.close_nowait()
+            await unlock(conn, lock)
 
 
-async def _unlock(conn: TrioConnection, lock: AdvisoryLock) -> None:
-    [(was_held,)] = await conn.fetch(_UNLOCK, lock.value)
-    if not was_held:
-        log.warning("pg_advisory_unlock reported not-held", lock=lock.name.lower())
+async def try_lock(conn: TrioConnection, lock: AdvisoryLock) -> bool:
+    """Take `lock` for this session unless another one has it; whoever gets True must `unlock`."""
+    [(held,)] = await _fetch_or_close(conn, _TRY_LOCK, lock)
+    return bool(held)
+
+
+async def unlock(conn: TrioConnection, lock: AdvisoryLock) -> None:
+    """Give `lock` back, also when cancelled; a connection that can't say so is closed for it."""
+    if not conn.reusable:
+        conn.close_nowait()
+        return
+    with conn.grace.shield():
+        [(was_held,)] = await _fetch_or_close(conn, _UNLOCK, lock)
+        if not was_held:
+            log.warning("pg_advisory_unlock reported not-held", lock=lock.name.lower())
+
+
+async def _fetch_or_close(
+    conn: TrioConnection, statement: Statement, lock: AdvisoryLock
+) -> list[tuple[bool]]:
+    """Run `statement`; when its outcome is unknown, end the session: locks outlive an error."""
+    try:
+        return await conn.fetch(statement, lock.value)
+    except BaseException:
+        conn.close_nowait()
+        raise

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
     from .queries import Store
 
-_LIST = Statement(
-    "list_groups",
+_ROW = (
     "SELECT consumer_group, queue_name, mode, point, subscribed_at, partitions, members,"
     " total_lag, partitions_with_lag, oldest_pending_at, active_at, total_consumed,"
-    " clock_timestamp() FROM queen.list_groups_v1($1, $2, $3)",
+    " clock_timestamp() FROM "
 )
+_LIST = Statement("list_groups", _ROW + "queen.list_groups_v1($1, $2, $3)")
+_LIST_ALL = Statement("list_all_groups", _ROW + "queen.list_all_groups_v1($1)")
 _PARTITIONS = Statement(
     "group_partitions",
     "SELECT queue_name, partition_id, partition_name, next_offset, last_offset, lag,"
@@ -91,7 +92,11 @@ class GroupStore:
 
     async def list_groups(self, group: str | None = None) -> list[GroupRow]:
         """One row for each (group, queue): of all groups, or of one."""
-        rows = await self._pool.fetch(_LIST, self._tenant, group, None)
+        rows = await (
+            self._pool.fetch(_LIST_ALL, self._tenant)
+            if group is None
+            else self._pool.fetch(_LIST, self._tenant, group, None)
+        )
         return [GroupRow(*row) for row in rows]
 
     async def groups_of(self, queue: str) -> list[GroupRow]:

@@ -19,6 +19,7 @@ from attrs import frozen
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable, SchemaError
 
+from .advisory import AdvisoryLock, try_lock, unlock
 from .connection import connect
 
 if TYPE_CHECKING:
@@ -28,11 +29,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SQL_DIRECTORY: Final = Path(__file__).parent.parent / "_sql"
-# "queen" in ASCII: the advisory lock of the schema apply, the same for every replica.
-SCHEMA_LOCK: Final = 0x717565656E
 # The lock is polled, so that no statement deadline and no pooler time-out sees a long wait.
 LOCK_POLL_SECONDS: Final = 0.1
-SCHEMA_LOCK_NAME: Final = "schema"
 _FUNCTION = re.compile(r"CREATE OR REPLACE FUNCTION queen\.(\w+)")
 
 
@@ -94,8 +92,7 @@ async def apply_schema(settings: ConnectionSettings) -> int:
         except DatabaseError as error:
             raise SchemaError(f"schema apply failed: {error}") from error
         finally:
-            with conn.grace.shield():
-                await _unlock(conn)
+            await unlock(conn, AdvisoryLock.SCHEMA)
     finally:
         conn.close_nowait()
 
@@ -135,23 +132,11 @@ async def check_schema(settings: ConnectionSettings) -> int:
 
 async def _lock(conn: TrioConnection) -> None:
     waiting = False
-    while True:
-        cursor = await conn.execute("SELECT pg_try_advisory_lock(%s)", [SCHEMA_LOCK])
-        if await cursor.fetchone() == (True,):
-            return
+    while not await try_lock(conn, AdvisoryLock.SCHEMA):
         if not waiting:
             waiting = True
             log.info("schema lock held by another replica, waiting")
         await trio.sleep(LOCK_POLL_SECONDS)
-
-
-async def _unlock(conn: TrioConnection) -> None:
-    """Give the lock back; the end of the session does it too, should this not get through."""
-    if not conn.reusable:
-        return
-    cursor = await conn.execute("SELECT pg_advisory_unlock(%s)", [SCHEMA_LOCK])
-    if await cursor.fetchone() != (True,):
-        log.warning("pg_advisory_unlock reported not-held", lock=SCHEMA_LOCK_NAME)
 
 
 async def _current(conn: TrioConnection) -> tuple[int, str] | None:

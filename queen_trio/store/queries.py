@@ -6,8 +6,12 @@ named tuples in the function's column order: nothing is copied between the drive
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
+
+import trio
+
+from queen_trio.errors import DatabaseError
 
 from .connection import Statement
 
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from .connection import TrioConnection
     from .pool import Pool
 
 DEFAULT_TENANT: Final = UUID("00000000-0000-0000-0000-000000000001")
@@ -364,7 +369,29 @@ class Store:
         rows = await self.pool.fetch(_QUEUE_OPTIONS, self.tenant, name)
         return str(rows[0][0]) if rows else None
 
-    async def ping(self, deadline_seconds: float) -> str:
-        """Run a real query on a pooled connection and return the server's version."""
-        [(version,)] = await self.pool.fetch(_PING, deadline_seconds=deadline_seconds)
-        return str(version)
+    async def ping(self, connection_seconds: float, query_seconds: float) -> str:
+        """Run a real query on a pooled connection and return the server's version.
+
+        Raises `DatabaseUnavailable` when either takes longer than it may. A connection that stays
+        mute is closed: a probe can't wait for the late shield, and leaves nothing half done.
+        """
+        rows: list[tuple[Any, ...]] = []
+        failure: DatabaseError | None = None
+        async with (
+            self.pool.acquire(deadline_seconds=connection_seconds) as connection,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(_close_after, query_seconds, connection)
+            try:
+                rows = await connection.fetch(_PING)
+            except DatabaseError as error:  # carried past the nursery, which would wrap it
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return str(rows[0][0])
+
+
+async def _close_after(seconds: float, connection: TrioConnection) -> None:
+    await trio.sleep(seconds)
+    connection.close_nowait()

@@ -35,6 +35,7 @@ _NAMES = Statement(
     "SELECT name, traces, last_at FROM queen.trace_names_v1($1, $2, $3, $4)",
 )
 _COUNT_NAMES = Statement("count_trace_names", "SELECT queen.count_trace_names_v1($1, $2)")
+_PURGE = Statement("purge_traces", "SELECT queen.purge_traces_v1($1, $2)")
 
 
 class TraceRow(NamedTuple):
@@ -112,3 +113,8 @@ class TraceStore:
         rows = await self._pool.fetch(_NAMES, self._tenant, search, page.limit, page.offset)
         [(total,)] = await self._pool.fetch(_COUNT_NAMES, self._tenant, search)
         return [TraceNameRow(*row) for row in rows], int(total)
+
+    async def purge(self, before: datetime, most: int) -> int:
+        """Delete up to `most` traces older than `before`, oldest first; returns how many."""
+        [(count,)] = await self._pool.fetch(_PURGE, before, most)
+        return int(count)

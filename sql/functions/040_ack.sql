@@ -27,6 +27,11 @@ DECLARE
     v_part     record;
     v_offsets  bigint[];    -- the offset of each item, NULL where it is not in the leased batch
     v_old      boolean[];   -- whether an item outside the batch is at or below the cursor
+    v_missing  bytea[];     -- hashes that are still looked for below the cursor
+    v_late     bytea[];     -- those found there
+    v_upto     bigint;      -- the next offset to look at, going down to
+    v_bottom   bigint;      -- this one, exclusive
+    v_span     bigint;      -- how many at a time
     v_done     bigint;      -- highest completed offset
     v_stop     bigint;      -- lowest offset with another status
     v_why      text;        -- the strongest status at v_stop: d, f or r
@@ -69,14 +74,28 @@ BEGIN
                        FROM queen.txn_hashes_v1(v_target.part, v_cursor.committed, v_cursor.batch_end) t) m
             ON m.hash = i.hash AND m.k = least(i.k, m.n);
 
-        -- The rest may be at or below the cursor: a client that says it again after a lost answer.
+        -- The rest may be at or below the cursor: a client that says it again after a lost answer. So it is
+        -- looked for from the cursor downwards, in growing steps; only what is nowhere costs all of them.
         v_old := NULL;
         IF array_position(v_offsets, NULL) IS NOT NULL THEN
-            SELECT array_agg(v_offsets[g + 1] IS NULL AND h.hash IS NOT NULL ORDER BY g) INTO v_old
-              FROM generate_series(0, v_target.n - 1) g
-              LEFT JOIN (SELECT DISTINCT t.hash
-                           FROM queen.txn_hashes_v1(v_target.part, -1, v_cursor.committed) t) h
-                ON h.hash = substring(v_target.hashes FROM g * 16 + 1 FOR 16);
+            v_missing := ARRAY(SELECT DISTINCT substring(v_target.hashes FROM (u.i::integer - 1) * 16 + 1 FOR 16)
+                                 FROM unnest(v_offsets) WITH ORDINALITY AS u(o, i) WHERE u.o IS NULL);
+            v_late := '{}';
+            v_upto := v_cursor.committed;
+            v_span := 1000;
+            SELECT p.txns_start - 1 INTO v_bottom FROM queen.log_partitions p WHERE p.id = v_target.part;
+            WHILE v_upto > v_bottom AND cardinality(v_missing) > 0 LOOP
+                v_late := v_late || ARRAY(
+                    SELECT DISTINCT t.hash
+                      FROM queen.txn_hashes_v1(v_target.part, greatest(v_upto - v_span, v_bottom), v_upto) t
+                     WHERE t.hash = ANY (v_missing));
+                v_missing := ARRAY(SELECT unnest(v_missing) EXCEPT SELECT unnest(v_late));
+                v_upto := v_upto - v_span;
+                v_span := v_span * 8;
+            END LOOP;
+            SELECT array_agg(u.o IS NULL AND substring(v_target.hashes FROM (u.i::integer - 1) * 16 + 1 FOR 16)
+                                             = ANY (v_late) ORDER BY u.i) INTO v_old
+              FROM unnest(v_offsets) WITH ORDINALITY AS u(o, i);
         END IF;
 
         IF v_target.lease IS NOT NULL AND (v_cursor.worker_id IS DISTINCT FROM v_target.lease

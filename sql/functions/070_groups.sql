@@ -81,7 +81,7 @@ RETURNS TABLE (consumer_group text, queue_name text, mode text, point timestampt
                subscribed_at timestamptz, partitions bigint, members bigint, total_lag bigint,
                partitions_with_lag bigint, oldest_pending_at timestamptz, active_at timestamptz,
                total_consumed bigint)
-LANGUAGE sql STABLE SET jit = off SET enable_nestloop = off SET work_mem = '64MB' AS $$
+LANGUAGE sql STABLE AS $$
     WITH positions AS (
         SELECT g.consumer_group, g.queue_id, count(*) AS partitions, sum(g.lag)::bigint AS total_lag,
                count(*) FILTER (WHERE g.lag > 0) AS partitions_with_lag,
@@ -111,6 +111,17 @@ LANGUAGE sql STABLE SET jit = off SET enable_nestloop = off SET work_mem = '64MB
       FROM known k
       LEFT JOIN leases l ON l.consumer_group = k.consumer_group AND l.queue_id = k.queue_id
      ORDER BY k.consumer_group, k.queue_name
+$$;
+
+-- The same for all groups and queues at once. What the planner can't know is that every group reads about
+-- every partition of a queue: left alone it looks up a million cursors one by one.
+CREATE OR REPLACE FUNCTION queen.list_all_groups_v1(p_tenant uuid)
+RETURNS TABLE (consumer_group text, queue_name text, mode text, point timestamptz,
+               subscribed_at timestamptz, partitions bigint, members bigint, total_lag bigint,
+               partitions_with_lag bigint, oldest_pending_at timestamptz, active_at timestamptz,
+               total_consumed bigint)
+LANGUAGE sql STABLE SET jit = off SET enable_nestloop = off SET work_mem = '64MB' AS $$
+    SELECT * FROM queen.list_groups_v1(p_tenant, NULL, NULL)
 $$;
 
 -- One row for each partition that a group reads, ordered by queue and partition.
@@ -144,9 +155,9 @@ BEGIN
 END $$;
 
 -- Put a group's cursors in a queue, or in one partition of it: to the end, or to the first message created
--- at or after p_since (NULL: to the beginning). Leases end and retries start anew; partitions without a cursor get one. Returns how
--- many partitions moved, NULL when the queue, the partition or the group in that queue is unknown.
--- The partition locks hold pushes back meanwhile: the end is the end.
+-- at or after p_since (NULL: to the beginning). Leases end and retries start anew; partitions without a
+-- cursor get one. Returns how many partitions moved, NULL when the queue, the partition or the group in that
+-- queue is unknown. The partition locks hold pushes back meanwhile: the end is the end.
 CREATE OR REPLACE FUNCTION queen.seek_v1(
     p_tenant uuid, p_group text, p_queue text, p_partition text, p_to_end boolean, p_since timestamptz)
 RETURNS bigint LANGUAGE plpgsql AS $$
@@ -189,8 +200,8 @@ END $$;
 -- subscriptions (without, it starts again at its subscription point). A discovery subscription belongs to
 -- no queue and goes only with the whole group. Returns the queues it was in. Dead letters stay.
 --
--- The subscriptions go first: a pop that is just seeding a cursor from one holds a lock on it, so this waits
--- for that pop and then finds its cursor. All partitions of its queues are locked, those without a cursor too.
+-- The subscriptions are locked first: a pop that is just seeding a cursor from one holds a lock on it, so this
+-- waits for that pop and then finds its cursor; pops that come later skip seeding.
 CREATE OR REPLACE FUNCTION queen.delete_group_v1(
     p_tenant uuid, p_group text, p_queue text, p_metadata boolean,
     OUT cursors bigint, OUT subscriptions bigint, OUT queues text[])
@@ -199,6 +210,12 @@ DECLARE
     v_ids    uuid[];
     v_queues uuid[];
 BEGIN
+    IF p_metadata THEN
+        PERFORM FROM queen.consumer_groups_metadata m
+          WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
+            AND (p_queue IS NULL OR m.queue_name = p_queue)
+          ORDER BY m.queue_name, m.namespace, m.task FOR UPDATE;
+    END IF;
     SELECT coalesce(array_agg(s.queue_id) FILTER (WHERE s.queue_id IS NOT NULL), '{}'),
            coalesce(array_agg(s.queue_name), '{}') INTO v_queues, queues
       FROM (SELECT s.queue_id, s.queue_name FROM queen.subscriptions_v1(p_tenant, p_group, p_queue) s
@@ -210,10 +227,6 @@ BEGIN
                AND (p_queue IS NULL OR q.name = p_queue)) s;
     subscriptions := 0;
     IF p_metadata THEN
-        PERFORM FROM queen.consumer_groups_metadata m
-          WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
-            AND (p_queue IS NULL OR m.queue_name = p_queue)
-          ORDER BY m.queue_name, m.namespace, m.task FOR UPDATE;
         DELETE FROM queen.consumer_groups_metadata m
          WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
            AND (p_queue IS NULL OR m.queue_name = p_queue);

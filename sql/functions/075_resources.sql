@@ -72,7 +72,8 @@ BEGIN
        SET committed = p.last_offset, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
            batch_retry_count = 0, attempt_offset = NULL, attempt_count = 0
       FROM queen.log_partitions p
-     WHERE p.id = c.partition_id AND c.partition_id = ANY (v_ids);
+     WHERE p.id = c.partition_id AND c.partition_id = ANY (v_ids)
+       AND (c.committed <> p.last_offset OR c.batch_end IS NOT NULL OR c.attempt_count > 0);
 END $$;
 
 -- Counts that no listing of queues gives.
@@ -102,16 +103,20 @@ RETURNS TABLE (queue_name text, dead_letters bigint) LANGUAGE sql STABLE AS $$
 $$;
 
 -- Add what a broker counted since its last flush to the current minute. p_counters holds columns of
--- queen.worker_metrics: the counts are added, the gauges replace those before. The arrays are aligned.
+-- queen.worker_metrics: the counts are added, the gauges replace those before. A column that this broker
+-- doesn't know yet counts 0. The arrays are aligned.
 CREATE OR REPLACE FUNCTION queen.record_traffic_v1(
     p_tenant uuid, p_server text, p_counters jsonb, p_queues text[], p_pushed bigint[], p_popped bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_bucket timestamptz := date_trunc('minute', clock_timestamp());
+    v_zero   jsonb := (SELECT jsonb_object_agg(a.attname, 0) FROM pg_attribute a
+                        WHERE a.attrelid = 'queen.worker_metrics'::regclass AND a.attnum > 2
+                          AND NOT a.attisdropped);
 BEGIN
     INSERT INTO queen.worker_metrics AS w
-    SELECT r.* FROM jsonb_populate_record(NULL::queen.worker_metrics,
-                p_counters || jsonb_build_object('bucket_at', v_bucket, 'server_id', p_server)) r
+    SELECT r.* FROM jsonb_populate_record(NULL::queen.worker_metrics, v_zero || p_counters
+                || jsonb_build_object('bucket_at', v_bucket, 'server_id', p_server)) r
         ON CONFLICT (bucket_at, server_id) DO UPDATE
        SET push_calls = w.push_calls + excluded.push_calls, pushed = w.pushed + excluded.pushed,
            pop_calls = w.pop_calls + excluded.pop_calls, empty_pops = w.empty_pops + excluded.empty_pops,
@@ -141,7 +146,7 @@ BEGIN
            (tenant_id, bucket_at, queue_name, consumer_group, lag, time_lag_seconds)
     SELECT p_tenant, date_trunc('minute', v_now), g.queue_name, g.consumer_group, g.total_lag,
            coalesce(greatest(extract(epoch FROM v_now - g.oldest_pending_at), 0), 0)
-      FROM queen.list_groups_v1(p_tenant, NULL, NULL) g
+      FROM queen.list_all_groups_v1(p_tenant) g
      WHERE g.queue_name <> ''
      ORDER BY g.queue_name, g.consumer_group
         ON CONFLICT (tenant_id, bucket_at, queue_name, consumer_group) DO UPDATE

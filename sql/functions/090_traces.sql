@@ -104,3 +104,16 @@ RETURNS bigint LANGUAGE sql STABLE AS $$
      WHERE n.tenant_id = p_tenant
        AND (p_search IS NULL OR strpos(lower(n.name), lower(p_search)) > 0)
 $$;
+
+-- Delete up to p_most traces older than p_before, with their names; returns how many it deleted.
+CREATE OR REPLACE FUNCTION queen.purge_traces_v1(p_before timestamptz, p_most bigint)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM queen.message_traces t WHERE t.id = ANY (ARRAY(
+        SELECT o.id FROM queen.message_traces o WHERE o.created_at < p_before
+         ORDER BY o.created_at LIMIT p_most));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;

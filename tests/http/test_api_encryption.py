@@ -249,17 +249,17 @@ async def test_what_cannot_be_opened_is_reported_and_can_be_acknowledged(
 async def test_swapped_and_damaged_payloads_leave_the_others_alone(
     keyed: Api, queue: str, database: Database
 ) -> None:
-    await keyed.push(queue, *range(5))
+    await keyed.push(queue, *range(6))
     records = database.stored(queue)
     records[0]["data"], records[1]["data"] = records[1]["data"], records[0]["data"]
     records[3]["data"] = {"encrypted": 1}
+    records[4]["transactionId"] = 4
     database.replace(queue, records)
     answer = await keyed.pop(queue)
     assert answer is not None
-    assert data(answer) == [None, None, 2, None, 4]
-    damaged = "the envelope is damaged"
+    assert data(answer) == [None, None, 2, None, None, 5]
     assert [message.get("decryptionError") for message in answer["messages"]] == [
-        OTHER_KEY, OTHER_KEY, None, damaged, None,
+        OTHER_KEY, OTHER_KEY, None, "the envelope is damaged", "the record is damaged", None,
     ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.brokers import LiveBroker
 
-EXAMPLES = int(os.environ.get("QUEEN_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("QUEEN_FUZZ_EXAMPLES", "100"))
 
 ROUTES = [
     "/api/v1/push",

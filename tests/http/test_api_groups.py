@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 import trio
@@ -103,6 +104,21 @@ class TestLag:
         answer = await api.pop(queue, consumerGroup=group, partitions=0)
         assert sorted(data(answer)) == [1, 2, 3]
 
+    async def test_a_subscription_outlives_the_broker(self, broker: LiveBroker) -> None:
+        async with open_api(broker) as api:
+            assert await api.pop("q", consumerGroup="g", subscriptionMode="new") is None
+            [before] = await listed(api, "g")
+        broker.kill()
+        broker.restart()
+        async with open_api(broker) as api:
+            await api.push("q", 1)
+            assert await listed(api, "g") == [
+                before
+                | {"partitionCount": 1, "totalLag": 1, "partitionsWithLag": 1}
+                | dict.fromkeys(("maxTimeLag", "oldestPendingAt"), ANY)
+            ]
+            assert data(await api.pop("q", consumerGroup="g", subscriptionMode="new")) == [1]
+
     async def test_of_a_discovery_subscription(self, api: Api, group: str) -> None:
         namespace = unique("ns")
         queue = f"{namespace}.task"
@@ -162,6 +178,17 @@ class TestSubscription:
         assert entry["subscriptionTimestamp"] == "2020-01-01T00:00:00.000000Z"
         assert entry["totalLag"] == 1
         assert data(await api.pop(queue, consumerGroup=group)) == ["old"]
+
+    async def test_takes_any_year(self, api: Api, queue: str, group: str) -> None:
+        await api.pop(queue, consumerGroup=group)
+        for point in ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"):
+            response = await api.http.post(
+                path(group, "subscription"), json={"subscriptionTimestamp": point}
+            )
+            assert response.status_code == 200, response.text
+            [entry] = await listed(api, group)
+            stored = entry["subscriptionTimestamp"]
+            assert datetime.fromisoformat(stored) == datetime.fromisoformat(point)
 
 
 class TestSeek:

@@ -88,10 +88,7 @@ async def test_messages_that_are_there_are_not_waited_for(api: Api, queue: str) 
         assert data(await api.pop(queue, wait="true", timeout=LONG_MS)) == [1]
 
 
-@pytest.mark.parametrize("partition", [None, "p"])
-async def test_a_partition_pop_wakes_for_its_partition_only(
-    api: Api, queue: str, partition: str | None
-) -> None:
+async def test_a_partition_pop_wakes_for_its_partition_only(api: Api, queue: str) -> None:
     async def pop_partition(answers: list[Json | None]) -> None:
         answers.append(await api.pop(queue, "p", wait="true", timeout=LONG_MS))
 

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import psutil
 import trio
 
 from tests.brokers import postgres_environment, running_broker
@@ -173,5 +174,26 @@ async def test_health_answers_within_the_patience_of_a_probe(own_cluster: Cluste
             assert response.json()["database"] == "disconnected"
             assert response.json()["error"] == "PostgreSQL can't be reached"
             await trio.to_thread.run_sync(own_cluster.start)
+            while (await api.http.get("/health")).status_code != 200:
+                await trio.sleep(0.1)
+
+
+async def test_health_of_a_broker_whose_postgres_is_mute(own_cluster: Cluster) -> None:
+    """Connected, and then no answer: a stopped virtual machine, a disk that hangs."""
+    environment = postgres_environment(own_cluster.settings("postgres"))
+    with running_broker(environment) as broker, trio.fail_after(SECONDS):
+        async with open_api(broker) as api:
+            assert (await api.http.get("/health")).status_code == 200
+            postmaster = psutil.Process(own_cluster.postmaster_pid)
+            server = [postmaster, *postmaster.children(recursive=True)]
+            for process in server:
+                process.suspend()
+            try:
+                started = trio.current_time()
+                assert (await api.http.get("/health")).status_code == 503
+                assert trio.current_time() - started < 5
+            finally:
+                for process in server:
+                    process.resume()
             while (await api.http.get("/health")).status_code != 200:
                 await trio.sleep(0.1)

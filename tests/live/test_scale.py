@@ -5,20 +5,19 @@ from __future__ import annotations
 import resource
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import trio
 
+from tests.brokers import postgres_environment, running_broker
 from tests.http.api import Api, open_api
 from tests.http.raw import RawConnection, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from queen_trio.store.settings import ConnectionSettings
-
-from tests.brokers import postgres_environment, running_broker
 
 POPS = 5_000
 QUEUES = 10
@@ -41,7 +40,7 @@ def raised_file_limit() -> Iterator[None]:
 
 
 async def test_five_thousand_parked_pops(
-    settings: ConnectionSettings, record_property: Any
+    settings: ConnectionSettings, record_property: Callable[[str, object], None]
 ) -> None:
     with raised_file_limit(), running_broker(postgres_environment(settings)) as broker:
         process = psutil.Process(broker.process.pid)

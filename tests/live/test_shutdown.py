@@ -26,6 +26,16 @@ async def wait_exit(broker: LiveBroker) -> int:
     return await trio.to_thread.run_sync(broker.wait)
 
 
+async def wait_refused(broker: LiveBroker) -> None:
+    """Block until the listener is closed."""
+    while True:
+        try:
+            await (await connect(broker)).aclose()
+        except OSError:
+            return
+        await trio.sleep(0.01)
+
+
 async def test_sigterm_answers_parked_pops_and_exits(broker: LiveBroker) -> None:
     answers: list[int] = []
 
@@ -118,7 +128,7 @@ async def test_readiness_turns_before_the_end(settings: ConnectionSettings) -> N
             await probe.stream.send_all(b"GET /health HTTP/1.1\r\n")
             await api.metrics()
             broker.process.send_signal(signal.SIGTERM)
-            await trio.to_thread.run_sync(broker.wait_event, "stopping")
+            await wait_refused(broker)
             await probe.stream.send_all(b"host: b\r\n\r\n")
             answer = await probe.receive()
             assert answer.status == 503

@@ -129,6 +129,20 @@ class TestCommittedAlready:
         assert (await log.ack(partition, "a:c f:c c:f x:c")).verdicts == "nnal"
         assert (await log.ack(partition, "a:c c:f x:c", lease="")).verdicts == "nau"
 
+    async def test_far_below_the_cursor(self, log: Log) -> None:
+        for start in range(0, 12_000, 2_000):
+            pushed = await log.push(*(f"m{n}" for n in range(start, start + 2_000)))
+        await log.pop(batch=11_990, auto_ack=True)
+        await log.pop()
+        words = "m0:c m2999:f m3000:c m10989:c m10990:f m11989:c x:c m11990:c"
+        assert (await log.ack(pushed.partition_id, words)).verdicts == "nannanuc"
+
+    async def test_below_the_sidecar(self, log: Log, partition: UUID) -> None:
+        await log.ack(partition, "b:c")
+        await log.execute("DELETE FROM queen.log_txns WHERE end_offset < 2")
+        await log.execute("UPDATE queen.log_partitions SET txns_start = 2, log_start = 2")
+        assert (await log.ack(partition, "a:c c:c")).verdicts == "uc"
+
     async def test_after_retention(self, log: Log, partition: UUID) -> None:
         await log.ack(partition, "f:c")
         await log.retain_from(partition, 6)

@@ -165,6 +165,25 @@ class TestClear:
         assert await log.execute("SELECT count(*) FROM queen.log_txns") == [(5,)]
 
 
+class TestHistory:
+    async def test_purge_deletes_old_samples_in_steps(self, log: Log) -> None:
+        store = ResourceStore(log.store)
+        await log.push("a")
+        await log.pop(group="g")
+        assert await store.record_lag() == 1
+        await store.record_traffic("me", '{"pushed": 1}', ["q"], [1], [0])
+        await log.execute(
+            "INSERT INTO queen.stats (bucket_at, queue_name)"
+            " SELECT $1, 'old' || g FROM generate_series(1, 3) g",
+            OLD,
+        )
+        before = datetime(2021, 1, 1, tzinfo=UTC)
+        assert await store.purge_stats(before, 2) is True
+        assert await store.purge_stats(before, 2) is False
+        for table in ("worker_metrics", "stats", "queue_lag_metrics"):
+            assert await log.execute(f"SELECT count(*) FROM queen.{table}") == [(1,)]
+
+
 class TestRaces:
     async def leased(self, log: Log, queue: str) -> UUID:
         part = await filled(log, queue)

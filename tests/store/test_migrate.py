@@ -11,8 +11,9 @@ import trio
 
 from queen_trio.errors import DatabaseUnavailable, SchemaError
 from queen_trio.store import migrate
+from queen_trio.store.advisory import AdvisoryLock
 from queen_trio.store.connection import connect
-from queen_trio.store.migrate import SCHEMA_LOCK, apply_schema, check_schema, read_schema
+from queen_trio.store.migrate import apply_schema, check_schema, read_schema
 from queen_trio.store.settings import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class TestApply:
 
     async def test_it_waits_for_the_lock(self, empty: ConnectionSettings) -> None:
         holder = await connect(empty)
-        await holder.execute("SELECT pg_advisory_lock(%s)", [SCHEMA_LOCK])
+        await holder.execute("SELECT pg_advisory_lock(%s)", [AdvisoryLock.SCHEMA.value])
         done = trio.Event()
 
         async def boot() -> None:

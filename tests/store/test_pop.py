@@ -417,7 +417,7 @@ class TestProbe:
     async def test_a_hidden_message_is_due_when_it_is_old_enough(
         self, log: Log, option: str
     ) -> None:
-        await log.configure(**{option: 60})
+        await log.configure("q", **{option: 60})
         await log.push("a")
         await log.age(30)
         await log.push("b")

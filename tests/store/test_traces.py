@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from queen_trio.model.inspection import Page
 from queen_trio.store.traces import TraceStore
 from tests.store.calls import MIB
+from tests.store.races import open_arena, orders
 
 if TYPE_CHECKING:
+    from queen_trio.store.settings import ConnectionSettings
     from tests.store.calls import Log
 
 FIRST = Page(limit=100, offset=0)
@@ -59,3 +62,25 @@ async def test_pages(log: Log) -> None:
     assert ([row.id for row in since], total) == ([newest.id], 1)
     _, total = await traces.of_name("n", None, newest.created_at, FIRST, MIB)
     assert total == 3
+
+
+async def test_against_the_queues_end(log: Log, settings: ConnectionSettings) -> None:
+    """In every interleaving: no error, and no trace is left behind."""
+
+    async def delete(log: Log) -> bool:
+        return await log.store.delete_queue("q")
+
+    async with AsyncExitStack() as stack:
+        arena = await open_arena(stack, settings, ("one", "two"))
+        for order in orders({"one": [delete], "two": [delete]}):
+            part = (await log.push("a")).partition_id
+
+            async def trace(log: Log, part: UUID = part) -> UUID | None:
+                traces = TraceStore(log.store.pool, log.store.tenant)
+                return await traces.add(part, "a", "g", ["n"], "info", "1")
+
+            outcome = await arena.run_order({"one": [delete], "two": [trace]}, order)
+            assert outcome["one"].results == [True], (order, outcome)
+            assert not outcome["two"].errors, (order, outcome)
+            for table in ("message_traces", "message_trace_names"):
+                assert await log.execute(f"SELECT count(*) FROM queen.{table}") == [(0,)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from queen_trio.broker.encryption import AGREE_ATTEMPTS, Encryption, EncryptionKeyMissing
 from queen_trio.broker.segment import Drafted
+from queen_trio.errors import DatabaseError
 from queen_trio.model.encryption import (
     PayloadCipher,
     Undecipherable,
@@ -24,6 +26,11 @@ from queen_trio.model.encryption import (
 )
 from queen_trio.model.ids import Uuid7
 from queen_trio.model.message import PushItem
+from queen_trio.store.queries import Store
+from queen_trio.store.sqlstate import ENCRYPTION_DIFFERS
+
+if TYPE_CHECKING:
+    from queen_trio.store.pool import Pool
 
 KEY = bytes(range(32))
 CIPHER = PayloadCipher(KEY)
@@ -164,3 +171,47 @@ def test_a_dead_letter_keeps_an_envelope_apart_from_json(payload: bytes) -> None
     letter = letter_payload(seal_record(CIPHER, plain), envelope)
     assert envelope_of_letter(letter) == envelope
     assert open_payload(CIPHER, envelope, message["id"], "t") == payload
+
+
+# -- what a broker knows of queues -------------------------------------------------------------
+
+
+async def test_a_stale_memory_is_put_right_before_the_next_attempt(pool: Pool) -> None:
+    store = Store(pool)
+    await store.configure("q", None, None, '{"encryption_enabled":true}', False)
+    encryption = Encryption(store, KEY)
+    encryption.note("gone", enabled=True)
+    attempts = []
+
+    async def call() -> str:
+        attempts.append([encryption.encode(queue, [record(b"1")]).sealed for queue in queues])
+        if len(attempts) == 1:
+            raise DatabaseError("differs", sqlstate=ENCRYPTION_DIFFERS)
+        return "done"
+
+    queues = ["q", "gone"]
+    assert await encryption.agree(queues, call) == "done"
+    assert attempts == [[False, True], [True, False]]
+    encryption.forget("q")
+    assert not encryption.encode("q", [record(b"1")]).sealed
+
+
+@pytest.mark.parametrize(("sqlstate", "attempts"), [(ENCRYPTION_DIFFERS, AGREE_ATTEMPTS), ("X", 1)])
+async def test_agreement_is_not_sought_for_ever(pool: Pool, sqlstate: str, attempts: int) -> None:
+    calls = 0
+
+    async def call() -> None:
+        nonlocal calls
+        calls += 1
+        raise DatabaseError("no", sqlstate=sqlstate)
+
+    with pytest.raises(DatabaseError, match="no"):
+        await Encryption(Store(pool), KEY).agree(["q"], call)
+    assert calls == attempts
+
+
+async def test_without_a_key_nothing_is_encoded(pool: Pool) -> None:
+    encryption = Encryption(Store(pool), None)
+    encryption.note("q", enabled=True)
+    with pytest.raises(EncryptionKeyMissing, match="'q' needs encryption"):
+        encryption.encode("q", [record(b"1")])
