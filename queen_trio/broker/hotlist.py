@@ -30,7 +30,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from enum import Enum, IntEnum
-from itertools import count
+from itertools import count, islice
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -135,6 +135,14 @@ class Ring:
             partition, _ = self._ready.popitem(last=False)
             self._in_flight[partition] = _News.NOTHING
             taken.append(partition)
+        return taken
+
+    def take_deferred(self, most: int) -> list[str]:
+        """Take some deferred entries before their time; each of them must get a verdict."""
+        taken = list(islice(self._deferred, most))
+        for partition in taken:
+            del self._deferred[partition]
+            self._in_flight[partition] = _News.NOTHING
         return taken
 
     def settle(self, partition: str, verdict: Verdict, until: float = inf) -> None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # How late the answer of a parked pop may be when its last look at the database doesn't come back:
 # official clients wait 5 s longer than they asked us to (spec 7).
 PATIENCE_SECONDS: Final = 1.0
-# How many candidates one statement is asked about, for pops without a cap on partitions.
-CANDIDATES_AT_ONCE: Final = 32
+# How many candidates one statement is asked about at most.
+CANDIDATES_AT_ONCE: Final = 1_000
 MAX_ROUNDS: Final = 16
 
 
@@ -122,9 +122,15 @@ class PopService:
         arrival: float,
     ) -> Claim | None:
         """Ask about one candidate after another until one gives something, or none is left."""
-        most = min(request.partitions or CANDIDATES_AT_ONCE, CANDIDATES_AT_ONCE)
+        # Each gives one message at least, so that a batch needs no more of them.
+        most = min(request.partitions or request.batch, request.batch, CANDIDATES_AT_ONCE)
+        last = False
         for _ in range(MAX_ROUNDS):
             names = ring.take(most)
+            if not names and request.timeout is None and not last:
+                # A pop that doesn't wait has no second chance: it looks at what is deferred, too.
+                names = ring.take_deferred(most)
+                last = True
             if not names:
                 return None
             try:

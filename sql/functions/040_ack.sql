@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION queen.ack_v1(
     p_letters jsonb)
 RETURNS TABLE (ord integer, verdicts text, lease_released boolean, needs_payload bigint,
                queue_name text, partition_name text, has_more boolean)
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_now      timestamptz := clock_timestamp();
