@@ -34,7 +34,6 @@ from queen_trio.embedded import default_data_dir, open_embedded
 from queen_trio.errors import DatabaseUnavailable, QueenError
 from queen_trio.http import server as http_server
 from queen_trio.http.app import App
-from queen_trio.http.auth import Guard
 from queen_trio.http.limits import HttpLimits
 from queen_trio.http.listeners import bind_listeners
 from queen_trio.jobs.history import PURGE_SECONDS, History
@@ -52,6 +51,8 @@ from queen_trio.supervision import supervise
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from queen_trio.http.guard import Guard
+
 log = structlog.get_logger(__name__)
 
 EXIT_SECOND_SIGNAL: Final = 130
@@ -66,7 +67,7 @@ async def run(config: Config) -> int:
 
     Raises `QueenError` (possibly in a group) when the boot fails or http dies.
     """
-    guard = Guard(config.auth) if config.auth.enabled else None
+    guard = _guard(config)
     stop = _Stop(config.server.shutdown_timeout_ms / 1000)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as root:
@@ -126,6 +127,15 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None) -> None:
                 broker.drain(answer_parked=config.server.drain_parked is DrainParked.ANSWER)
                 drain.set()
             services.cancel_scope.cancel()
+
+
+def _guard(config: Config) -> Guard | None:
+    """Make what asks for tokens, where it is wanted; raises `ConfigError` for an unusable key."""
+    if not config.auth.enabled:
+        return None
+    from queen_trio.http.guard import Guard  # here: an HTTP client and JWT cost 200 ms to load
+
+    return Guard(config.auth)
 
 
 async def _run_http(

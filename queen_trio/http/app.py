@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from queen_trio.broker import Broker
 
-    from .auth import Guard
     from .disconnect import DisconnectHook
+    from .guard import Guard
     from .lean import Receive, Scope, Send
 
 # What is left to do for an answer that could not be delivered: giving a claim back.

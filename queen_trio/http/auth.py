@@ -1,26 +1,10 @@
-"""Who may call which route: the table, and the guard that asks for tokens (spec 2, "Auth")."""
+"""Who may call which route (spec 2, "Auth"); guard.py finds out who calls."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import attrs
-
-from queen_trio.model.roles import Access, Identity
-
-from .jwks import KeySource, KeysUnavailable, key_source
-from .problems import problem
-from .tokens import TokenRefused, TokenVerifier
-
-if TYPE_CHECKING:
-    from queen_trio.config import AuthConfig
-
-    from .lean import Scope
-    from .message import Response
-
-_SCHEME: Final = b"bearer "
-_REALM: Final = 'Bearer realm="queen"'
-_RETRY_AFTER: Final = (b"retry-after", b"1")
+from queen_trio.model.roles import Access
 
 # What each route asks of its caller. A HEAD asks what its GET asks; a test keeps this complete.
 ROUTE_ACCESS: Final[dict[str, dict[str, Access]]] = {
@@ -87,64 +71,3 @@ ROUTE_ACCESS: Final[dict[str, dict[str, Access]]] = {
 def access_to(path: str, method: str) -> Access:
     """What the route asks; one that was forgotten in the table is for admins only."""
     return ROUTE_ACCESS.get(path, {}).get(method, Access.ADMIN)
-
-
-class Guard:
-    """Lets a request pass or gives the answer that refuses it; run `serve` beside it."""
-
-    def __init__(self, auth: AuthConfig) -> None:
-        """Raises `ConfigError` for a key that can't be used."""
-        self._keys: KeySource = key_source(auth)
-        self._verifier = TokenVerifier(auth.algorithm, self._keys)
-
-    async def serve(self) -> None:
-        """Keep the issuer's keys fresh until cancelled; returns at once with a fixed key."""
-        await self._keys.serve()
-
-    async def admit(self, scope: Scope, access: Access) -> Identity | Response:
-        """Return who sent the request, or the 401, 403 or 503 for it.
-
-        Blocks only while the key of a token is being fetched.
-        """
-        token = _bearer(scope)
-        if token is None:
-            # RFC 6750, 3.1: a request that brought no token is told no error.
-            return _unauthorized("this needs a bearer token", _REALM)
-        try:
-            identity = await self._verifier.verify(token)
-        except TokenRefused as refused:
-            reason = str(refused)
-            return _unauthorized(
-                reason, f'{_REALM}, error="invalid_token", error_description="{reason}"'
-            )
-        except KeysUnavailable as error:
-            answer = problem(503, str(error), "keys_unavailable")
-            return attrs.evolve(answer, headers=(*answer.headers, _RETRY_AFTER))
-        if not identity.may(access):
-            return _forbidden(access)
-        return identity
-
-
-def _bearer(scope: Scope) -> str | None:
-    """Find the token; None without one, or with several, of which we'd have to choose."""
-    values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-    if len(values) != 1 or values[0][: len(_SCHEME)].lower() != _SCHEME:
-        return None
-    token: bytes = values[0][len(_SCHEME) :].strip()
-    return token.decode("latin-1") or None
-
-
-def _unauthorized(reason: str, challenge: str) -> Response:
-    answer = problem(401, reason, "unauthorized")
-    return attrs.evolve(
-        answer, headers=(*answer.headers, (b"www-authenticate", challenge.encode()))
-    )
-
-
-def _forbidden(access: Access) -> Response:
-    names = sorted(role.value for role in access.roles)
-    answer = problem(403, f"this needs the role {' or '.join(names)}", "forbidden")
-    challenge = f'{_REALM}, error="insufficient_scope"'
-    return attrs.evolve(
-        answer, headers=(*answer.headers, (b"www-authenticate", challenge.encode()))
-    )

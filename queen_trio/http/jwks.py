@@ -97,8 +97,8 @@ class JwksKeys:
     """An issuer's published keys, as of the last fetch that succeeded; needs `serve` running."""
 
     def __init__(self, url: str, algorithm: JwtAlgorithm) -> None:
-        if httpx.URL(url).scheme not in ("http", "https"):
-            raise ConfigError([f"JWT_JWKS_URL={url} is neither http nor https"])
+        if not _is_http(url):
+            raise ConfigError([f"JWT_JWKS_URL={url} is no URL of http or https"])
         self._url = url
         self._algorithm = algorithm
         self._keys: dict[str | None, PublicKey] = {}
@@ -167,6 +167,14 @@ class JwksKeys:
         if len(body) > MAX_JWKS_BYTES:
             raise ValueError(f"the key set has more than {MAX_JWKS_BYTES} bytes")
         return body
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
 def parse_jwks_untrusted(body: bytes, algorithm: JwtAlgorithm) -> dict[str | None, PublicKey]:

@@ -183,7 +183,7 @@ BEGIN
             END IF;
             v_until := NULL;
 
-            -- Retention may have passed the cursor.
+            -- Retention may have passed the cursor: the claim takes it along to what is left of the log.
             v_start := greatest(v_cursor.committed + 1, v_part.log_start);
             v_next := v_start;
             FOR v_segment IN
@@ -217,7 +217,7 @@ BEGIN
                 v_left := v_left - v_take;
                 v_room := v_room - v_take * v_average;
                 partition_id := v_part.id; partition_name := v_part.name; queue_name := v_queue.name;
-                committed := v_cursor.committed; batch_end := v_next - 1;
+                committed := v_start - 1; batch_end := v_next - 1;
                 delivery_attempt := v_cursor.attempt;
                 base_offset := v_segment.base_offset; created_at := v_segment.created_at;
                 blob := v_segment.blob; verdict := NULL; until_ms := NULL;
@@ -235,14 +235,14 @@ BEGIN
                 UPDATE queen.log_consumers c
                    SET committed = v_next - 1, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
                        lease_acquired_at = v_now, batch_retry_count = 0, attempt_offset = NULL,
-                       attempt_count = 0, total_consumed = c.total_consumed + v_next - 1 - c.committed
+                       attempt_count = 0, total_consumed = c.total_consumed + v_next - v_start
                  WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
             ELSE
                 v_verdict := 't';
                 v_until := v_now + make_interval(secs => coalesce(p_lease_seconds, v_queue.lease_time));
                 UPDATE queen.log_consumers c
-                   SET batch_end = v_next - 1, worker_id = p_lease_id, lease_acquired_at = v_now,
-                       lease_expires_at = v_until, batch_retry_count = v_cursor.attempt
+                   SET committed = v_start - 1, batch_end = v_next - 1, worker_id = p_lease_id,
+                       lease_acquired_at = v_now, lease_expires_at = v_until, batch_retry_count = v_cursor.attempt
                  WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
             END IF;
         END look;

@@ -85,7 +85,8 @@ LANGUAGE sql STABLE AS $$
       LEFT JOIN queen.log_partitions p ON p.queue_id = q.id
       LEFT JOIN LATERAL (
             SELECT min(c.committed) AS committed,
-                   sum(c.batch_end - c.committed) FILTER (WHERE c.lease_expires_at > clock_timestamp()) AS processing
+                   sum(greatest(c.batch_end - greatest(c.committed, p.log_start - 1), 0))
+                   FILTER (WHERE c.lease_expires_at > clock_timestamp()) AS processing
               FROM queen.log_consumers c WHERE c.partition_id = p.id) c ON true
      WHERE q.tenant_id = p_tenant AND (p_name IS NULL OR q.name = p_name)
      GROUP BY q.id
@@ -103,7 +104,8 @@ LANGUAGE sql STABLE AS $$
       JOIN queen.log_partitions p ON p.queue_id = q.id
       LEFT JOIN LATERAL (
             SELECT min(c.committed) AS committed,
-                   sum(c.batch_end - c.committed) FILTER (WHERE c.lease_expires_at > clock_timestamp()) AS processing
+                   sum(greatest(c.batch_end - greatest(c.committed, p.log_start - 1), 0))
+                   FILTER (WHERE c.lease_expires_at > clock_timestamp()) AS processing
               FROM queen.log_consumers c WHERE c.partition_id = p.id) c ON true
      WHERE q.tenant_id = p_tenant AND q.name = p_queue
      ORDER BY p.name

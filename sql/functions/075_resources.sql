@@ -10,7 +10,8 @@ LANGUAGE sql STABLE AS $$
       LEFT JOIN LATERAL (
             SELECT greatest(p.last_offset + 1 - greatest(c.committed + 1, p.log_start), 0) AS lag,
                    CASE WHEN c.lease_expires_at > clock_timestamp()
-                        THEN c.batch_end - greatest(c.committed, p.log_start - 1) END AS processing
+                        THEN greatest(c.batch_end - greatest(c.committed, p.log_start - 1), 0) END
+                        AS processing
               FROM queen.log_consumers c
              WHERE c.partition_id = p.id
              ORDER BY c.committed LIMIT 1) d ON true
@@ -18,7 +19,7 @@ LANGUAGE sql STABLE AS $$
     UNION ALL
     SELECT p.name, coalesce(g.lag, p.last_offset - p.log_start + 1),
            coalesce(CASE WHEN g.lease_expires_at > clock_timestamp()
-                         THEN g.batch_end - g.next_offset + 1 END, 0)
+                         THEN greatest(g.batch_end - g.next_offset + 1, 0) END, 0)
       FROM queen.queues q
       JOIN queen.log_partitions p ON p.queue_id = q.id
       LEFT JOIN queen.group_positions_v1(p_tenant, p_group, p_queue) g ON g.partition_id = p.id
@@ -41,7 +42,8 @@ LANGUAGE sql STABLE AS $$
              ORDER BY q.name, p.name LIMIT p_limit OFFSET p_offset) f
       LEFT JOIN LATERAL (
             SELECT min(c.committed) AS committed,
-                   sum(c.batch_end - c.committed) FILTER (WHERE c.lease_expires_at > clock_timestamp()) AS processing
+                   sum(greatest(c.batch_end - greatest(c.committed, f.log_start - 1), 0))
+                     FILTER (WHERE c.lease_expires_at > clock_timestamp()) AS processing
               FROM queen.log_consumers c WHERE c.partition_id = f.id) c ON true
      ORDER BY f.queue_name, f.name
 $$;

@@ -54,24 +54,32 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- Three statements, each with the index that serves it.
+    -- Planned at each call: state grows from nothing, and a plan that was kept from then would read all.
+    -- OFFSET 0 keeps the narrower condition inside, where an index serves it.
     IF p_keys IS NOT NULL THEN
-        RETURN QUERY
-        SELECT s.key, s.value FROM queen_streams.state s
-         WHERE s.query_id = p_query AND s.partition_id = p_partition AND s.key = ANY (p_keys)
-           AND s.key >= v_from AND s.key < v_to AND (p_ripe_at IS NULL OR s.ripe_at <= p_ripe_at)
-         ORDER BY s.key;
+        RETURN QUERY EXECUTE
+        'SELECT r.key, r.value
+           FROM (SELECT DISTINCT unnest($3) AS key) k
+          CROSS JOIN LATERAL (
+                SELECT s.key, s.value, s.ripe_at FROM queen_streams.state s
+                 WHERE s.query_id = $1 AND s.partition_id = $2 AND s.key = k.key OFFSET 0) r
+          WHERE r.key >= $4 AND r.key < $5 AND ($6 IS NULL OR r.ripe_at <= $6)
+          ORDER BY r.key'
+        USING p_query, p_partition, p_keys, v_from, v_to, p_ripe_at;
     ELSIF p_ripe_at IS NOT NULL THEN
-        RETURN QUERY
-        SELECT s.key, s.value FROM queen_streams.state s
-         WHERE s.query_id = p_query AND s.partition_id = p_partition AND s.ripe_at <= p_ripe_at
-           AND s.key >= v_from AND s.key < v_to
-         ORDER BY s.key;
+        RETURN QUERY EXECUTE
+        'SELECT r.key, r.value
+           FROM (SELECT s.key, s.value FROM queen_streams.state s
+                  WHERE s.query_id = $1 AND s.partition_id = $2 AND s.ripe_at <= $5 OFFSET 0) r
+          WHERE r.key >= $3 AND r.key < $4
+          ORDER BY r.key'
+        USING p_query, p_partition, v_from, v_to, p_ripe_at;
     ELSE
-        RETURN QUERY
-        SELECT s.key, s.value FROM queen_streams.state s
-         WHERE s.query_id = p_query AND s.partition_id = p_partition AND s.key >= v_from AND s.key < v_to
-         ORDER BY s.key;
+        RETURN QUERY EXECUTE
+        'SELECT s.key, s.value FROM queen_streams.state s
+          WHERE s.query_id = $1 AND s.partition_id = $2 AND s.key >= $3 AND s.key < $4
+          ORDER BY s.key'
+        USING p_query, p_partition, v_from, v_to;
     END IF;
 END $$;
 
@@ -98,16 +106,11 @@ DECLARE
     v_part    record;
     v_cursor  queen.log_consumers;
     v_until   bigint;
+    v_deleted bytea[];
 BEGIN
     lease_released := false;
     IF NOT EXISTS (SELECT FROM queen_streams.queries q WHERE q.tenant_id = p_tenant AND q.id = p_query) THEN
         refusal := 'unknown query_id';
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    IF EXISTS (SELECT FROM queen_streams.shards s
-                WHERE s.query_id = p_query AND s.partition_id = p_partition AND s.last_cycle = p_cycle) THEN
-        lease_released := p_lease IS NOT NULL AND p_release;
         RETURN NEXT;
         RETURN;
     END IF;
@@ -133,6 +136,21 @@ BEGIN
             RAISE EXCEPTION 'refused' USING ERRCODE = 'QT001';
         END IF;
 
+        IF p_lease IS NOT NULL THEN
+            SELECT * INTO v_cursor FROM queen.log_consumers c
+             WHERE c.partition_id = p_partition AND c.consumer_group = p_group FOR NO KEY UPDATE;
+        END IF;
+        INSERT INTO queen_streams.shards AS s (query_id, partition_id, last_cycle)
+        VALUES (p_query, p_partition, p_cycle)
+            ON CONFLICT (query_id, partition_id) DO UPDATE
+           SET last_cycle = excluded.last_cycle, last_cycle_at = clock_timestamp(), cycles = s.cycles + 1
+         WHERE s.last_cycle <> excluded.last_cycle;
+        IF NOT FOUND THEN    -- an earlier attempt has committed, perhaps while this one waited for it
+            lease_released := p_lease IS NOT NULL AND p_release;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+
         IF cardinality(p_queues) > 0 AND EXISTS (
                 SELECT FROM queen.push_v1(p_tenant, p_queues, p_partitions, p_counts, p_raw_bytes, p_hashes,
                                           p_blobs, p_verified, array_fill(NULL::uuid, ARRAY[cardinality(p_queues)]),
@@ -143,8 +161,6 @@ BEGIN
         END IF;
 
         IF p_lease IS NOT NULL THEN
-            SELECT * INTO v_cursor FROM queen.log_consumers c
-             WHERE c.partition_id = p_partition AND c.consumer_group = p_group FOR NO KEY UPDATE;
             IF v_cursor.worker_id IS DISTINCT FROM p_lease OR v_cursor.batch_end IS NULL
                OR v_cursor.lease_expires_at <= clock_timestamp() THEN
                 refusal := 'invalid or expired lease';
@@ -179,14 +195,15 @@ BEGIN
             END IF;
         END IF;
 
-        INSERT INTO queen_streams.shards AS s (query_id, partition_id, last_cycle)
-        VALUES (p_query, p_partition, p_cycle)
-            ON CONFLICT (query_id, partition_id) DO UPDATE
-           SET last_cycle = excluded.last_cycle, last_cycle_at = clock_timestamp(), cycles = s.cycles + 1;
-        DELETE FROM queen_streams.state s
-         WHERE s.query_id = p_query AND s.partition_id = p_partition
-           AND s.key = ANY (ARRAY(SELECT u.key FROM unnest(p_keys, p_values) AS u(key, value)
-                                   WHERE u.value IS NULL));
+        v_deleted := ARRAY(SELECT u.key FROM unnest(p_keys, p_values) AS u(key, value) WHERE u.value IS NULL);
+        IF cardinality(v_deleted) > 0 THEN
+            -- By a look-up for each key, planned now (see stream_state_v1); the shard's lock keeps them put.
+            EXECUTE 'DELETE FROM queen_streams.state s WHERE s.ctid = ANY (ARRAY(
+                            SELECT (SELECT o.ctid FROM queen_streams.state o
+                                     WHERE o.query_id = $1 AND o.partition_id = $2 AND o.key = d.key)
+                              FROM unnest($3) AS d(key)))'
+              USING p_query, p_partition, v_deleted;
+        END IF;
         INSERT INTO queen_streams.state (query_id, partition_id, key, value, ripe_at)
         SELECT p_query, p_partition, u.key, u.value, u.ripe_at
           FROM unnest(p_keys, p_values, p_ripe_at) AS u(key, value, ripe_at)

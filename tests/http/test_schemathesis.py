@@ -7,6 +7,7 @@ requests also meet queues, messages, groups and dead letters.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +49,8 @@ CHECKS: Final = [
     response_schema_conformance,
 ]
 
+_numbers = itertools.count(1)
+
 schema = schemathesis.openapi.from_dict(
     yaml.safe_load(DOCUMENT.read_text()), config=SchemathesisConfig(seed=SEED)
 )
@@ -70,35 +73,36 @@ def session() -> Iterator[requests.Session]:
 
 @pytest.fixture
 def existing(url: str) -> dict[str, str]:
-    """Names and ids of what exists, by the parameters that take them."""
+    """Names and ids of what exists, by the parameters that take them; made anew each time."""
+    group = f"known-{next(_numbers)}"
     with httpx.Client(base_url=url) as http:
 
-        def post(path: str, body: Any = None) -> Any:
+        def post(path: str, body: Any) -> Any:
             response = http.post(path, json=body)
             assert response.is_success, response.text
             return response.json()
 
-        configured = {"queue": "known", "namespace": "known", "task": "known"}
+        configured = {"queue": "known", "namespace": "known", "task": "known", "mode": "replace"}
         post("/api/v1/configure", configured)
         item = {"queue": "known", "partition": "known"}
-        pushed = post("/api/v1/push", {"items": [{**item, "payload": n} for n in range(5)]})
-        pop = "/api/v1/pop/queue/known/partition/known?batch=1&consumerGroup=known"
-        http.get(pop + "&subscriptionMode=all&leaseSeconds=1")
-        where = http.get("/api/v1/resources/partitions?queue=known").json()["partitions"][-1]["id"]
-        message = {"transactionId": pushed[-1]["transaction_id"], "partitionId": where}
-        http.post(f"/api/v1/messages/{where}/{message['transactionId']}/dlq?consumerGroup=known")
-        letters = http.get("/api/v1/dlq?queue=known&limit=1").json()["messages"]
+        post("/api/v1/push", {"items": [{**item, "payload": n} for n in range(5)]})
+        popped = http.get(
+            "/api/v1/pop/queue/known/partition/known",
+            params={"consumerGroup": group, "subscriptionMode": "all", "batch": 1},
+        ).json()["messages"][0]
+        message = {key: popped[key] for key in ("transactionId", "partitionId", "leaseId")}
+        post("/api/v1/ack", {**message, "consumerGroup": group, "status": "dlq"})
+        [letter] = http.get("/api/v1/dlq", params={"consumerGroup": group}).json()["messages"]
         post("/api/v1/traces", {**message, "traceNames": ["known"], "data": 1})
         stream = {"name": "known", "config_hash": "known", "reset": True}
         query = post("/streams/v1/queries", stream)
-    names = ("queue", "partition", "group", "consumerGroup", "namespace", "task", "name")
     return {
-        **dict.fromkeys(names, "known"),
+        **dict.fromkeys(("queue", "partition", "namespace", "task", "name"), "known"),
+        **dict.fromkeys(("group", "consumerGroup", "consumer_group"), group),
         **message,
-        "id": letters[0]["id"] if letters else where,
-        "partition_id": where,
+        "id": letter["id"],
+        "partition_id": message["partitionId"],
         "query_id": query["query_id"],
-        "consumer_group": "known",
         "config_hash": "known",
     }
 

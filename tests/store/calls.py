@@ -13,7 +13,7 @@ import psycopg
 from attrs import astuple, evolve, field, frozen
 
 from queen_trio.model.message import hash_of
-from queen_trio.store import segments
+from queen_trio.store import retention, segments
 from queen_trio.store.queries import NOTHING_VERIFIED, Store
 
 if TYPE_CHECKING:
@@ -264,7 +264,9 @@ class Log:
         )
         await self.execute(
             "UPDATE queen.log_partitions SET"
+            " created_at = created_at - make_interval(secs => $1),"
             " last_created_at = last_created_at - make_interval(secs => $1),"
+            " last_write_at = last_write_at - make_interval(secs => $1),"
             " oldest_live_at = oldest_live_at - make_interval(secs => $1),"
             " oldest_txn_at = oldest_txn_at - make_interval(secs => $1)"
             " WHERE queue_id IN (SELECT id FROM queen.queues WHERE name = $2)",
@@ -272,7 +274,7 @@ class Log:
         )  # fmt: skip
 
     async def retain_from(self, partition_id: UUID, offset: int) -> None:
-        """Delete the segments below `offset`, a segment's base, as retention does."""
+        """Delete the segments below `offset`, a segment's base, however young they are."""
         await self.execute(
             "DELETE FROM queen.log_segments WHERE partition_id = $1 AND end_offset < $2",
             partition_id, offset,
@@ -280,6 +282,17 @@ class Log:
         await self.execute(
             "UPDATE queen.log_partitions SET log_start = $2 WHERE id = $1", partition_id, offset
         )
+
+    async def trim(self, partition_id: UUID, most: int = 1_000) -> tuple[int, int]:
+        """One step of retention; returns how many segments and messages it deleted."""
+        return await retention.trim(self.store.pool, partition_id, most)  # type: ignore[arg-type]
+
+    async def purge(self, partition_id: UUID, most: int = 1_000) -> int:
+        """One step of the sidecar's purge; returns how many rows it deleted."""
+        return await retention.purge(self.store.pool, partition_id, most)  # type: ignore[arg-type]
+
+    async def drop_idle(self, days: int = 30) -> UUID | None:
+        return await retention.drop_idle_partition(self.store.pool, days)  # type: ignore[arg-type]
 
     async def configure(self, queue: str = "q", **options: Any) -> dict[str, Any]:
         row = await self.store.configure(queue, None, None, json.dumps(options), False)

@@ -157,6 +157,7 @@ class Deliveries(RuleBasedStateMachine):
             assert {m.attempt for m in messages} == {cursor.claims + 1}
             left -= len(messages)
             cursor.claims += 1
+            cursor.committed = first - 1  # past what retention deleted
             cursor.batch_end, cursor.lease, cursor.live = last, lease, True
             if auto_ack:
                 cursor.commit(last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -12,10 +13,14 @@ from queen_trio.model.message import hash_of
 from queen_trio.model.streams import StateQuery
 from queen_trio.store.queries import DEFAULT_TENANT
 from queen_trio.store.streams import CycleRow, StreamStore
+from tests.store.calls import Log, now
+from tests.store.races import open_arena, orders
 
 if TYPE_CHECKING:
     from queen_trio.store.pool import Pool
-    from tests.store.calls import Log
+    from queen_trio.store.settings import ConnectionSettings
+    from tests.cluster import Cluster
+    from tests.store.calls import Direct
 
 GROUP = "streams.test"
 NOTHING: Any = ([], [], [], [], [], [], [], [])
@@ -36,7 +41,7 @@ class Shard:
         lease: str | None = None,
         last: str = "",
         count: int | None = None,
-        values: dict[str, str] | None = None,
+        values: dict[str, str | None] | None = None,
         key: str | None = None,
     ) -> CycleRow:
         """Commit values (or one for "key"), and `count` messages of a lease, or all it holds."""
@@ -71,6 +76,12 @@ async def pop(log: Log) -> list[str]:
     return [message.id for message in await log.pop(group=GROUP)]
 
 
+async def retain_from(log: Log, offset: int) -> None:
+    """Delete the segments below `offset`, as retention does."""
+    await log.execute("DELETE FROM queen.log_segments WHERE end_offset < $1", offset)
+    await log.execute("UPDATE queen.log_partitions SET log_start = $1", offset)
+
+
 async def test_an_attempt_that_had_committed_is_not_repeated(log: Log, shard: Shard) -> None:
     await pop(log)
     cycle: dict[str, Any] = {"cycle_id": uuid4(), "lease": "lease", "last": "e"}
@@ -78,6 +89,30 @@ async def test_an_attempt_that_had_committed_is_not_repeated(log: Log, shard: Sh
     assert await shard.cycle(**cycle, key="2") == CycleRow(None, True, None, None)
     assert await shard.state() == {"key": "1"}
     assert (await shard.cycle(lease="lease", last="e")).refusal == "invalid or expired lease"
+
+
+async def test_an_attempt_that_is_still_running_is_waited_for(
+    settings: ConnectionSettings, log: Log, shard: Shard
+) -> None:
+    """The first one's connection is lost to the broker, and not to the server."""
+    cycle_id = uuid4()
+
+    async def attempt(session: Log) -> CycleRow:
+        store = StreamStore(session.store.pool, DEFAULT_TENANT)
+        mine = Shard(store, shard.query_id, shard.partition_id)
+        return await mine.cycle(cycle_id=cycle_id, key="1", lease="lease", last="e")
+
+    attempts = {"first": [attempt], "second": [attempt]}
+    async with AsyncExitStack() as stack:
+        arena = await open_arena(stack, settings, list(attempts))
+        for order in orders(attempts):
+            assert await pop(log) == list("abcde")
+            outcomes = await arena.run_order(attempts, order)
+            for outcome in outcomes.values():
+                assert outcome.results == [CycleRow(None, True, None, None)]
+            assert await log.execute("SELECT cycles FROM queen_streams.shards") == [(1,)]
+            await log.execute("DELETE FROM queen_streams.shards")
+            await log.execute("UPDATE queen.log_consumers SET committed = -1")
 
 
 async def test_an_expired_lease_commits_nothing(log: Log, shard: Shard) -> None:
@@ -97,7 +132,7 @@ async def test_what_a_lease_leaves_comes_again_when_it_expires(log: Log, shard: 
 
 async def test_a_cursor_that_retention_has_passed(log: Log, shard: Shard) -> None:
     """The batch starts at c: two messages of it end with d, not with offset 1."""
-    await log.retain_from(shard.partition_id, 2)
+    await retain_from(log, 2)
     assert await pop(log) == list("cde")
     await shard.cycle(lease="lease", last="d", count=2)
     assert await log.committed(shard.partition_id, GROUP) == 3
@@ -107,7 +142,7 @@ async def test_a_cursor_that_retention_has_passed(log: Log, shard: Shard) -> Non
 
 async def test_retention_within_a_batch_loses_nothing(log: Log, shard: Shard) -> None:
     assert await pop(log) == list("abcde")
-    await log.retain_from(shard.partition_id, 2)
+    await retain_from(log, 2)
     await shard.cycle(lease="lease", last="a", count=1)
     assert await log.committed(shard.partition_id, GROUP) == 0
 
@@ -168,3 +203,66 @@ async def test_queries_of_another_tenant_are_unknown(pool: Pool, shard: Shard) -
     assert (await stranger.cycle(key="1")).refusal == "unknown query_id"
     which = StateQuery(query_id=shard.query_id, partition_id=shard.partition_id)
     assert await stranger.store.state(which) is None
+
+
+# -- plans, see test_plans.py ------------------------------------------------------------------
+
+MANY = 20_000
+FEW = 500
+LOAD = """
+INSERT INTO queen_streams.state
+SELECT s.query_id, s.partition_id, convert_to(to_json('k' || g)::text, 'UTF8'), '{}', g
+  FROM queen_streams.shards s, generate_series(1, $1::integer) g
+"""
+READ = """
+SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint
+  FROM pg_stat_xact_user_tables WHERE schemaname = 'queen_streams' AND relname = 'state'
+"""
+
+
+@pytest.mark.parametrize("history", ["never analyzed", "tiny and analyzed"])
+def test_calls_read_what_they_are_about(
+    direct: Direct, cluster: Cluster, database: str, history: str
+) -> None:
+    """Also in a session whose plans are from the time when there was next to nothing."""
+    log = Log(direct)
+    for table in ("state", "shards"):
+        cluster.execute(
+            f"ALTER TABLE queen_streams.{table} SET (autovacuum_enabled = off)", database
+        )
+    store = StreamStore(direct, DEFAULT_TENANT)  # type: ignore[arg-type]
+    query_id = now(store.register("query", "q", None, "hash", reset=False)).query_id
+    shard = Shard(store, query_id, now(log.push("a")).partition_id)
+
+    def state(**narrow: Any) -> Any:
+        return store.state(StateQuery(query_id=query_id, partition_id=shard.partition_id, **narrow))
+
+    def calls() -> list[tuple[Any, int]]:
+        """Each call, and how many rows it gives."""
+        changes = {f'"k{n}"': "1" if n % 2 else None for n in range(100)}
+        return [
+            (state(keys=[b'"k7"', b'"absent"']), 1),
+            (state(prefix=b'"k777'), 11),
+            (state(ripe_at=7.0), 7),
+            (state(ripe_at=100.0, prefix=b'"k7'), 11),
+            (shard.cycle(values=changes), 0),
+        ]
+
+    for _ in range(7):
+        for call, _ in calls():
+            now(call)
+    if history == "tiny and analyzed":
+        cluster.execute("VACUUM ANALYZE", database)
+        for call, _ in calls():
+            now(call)
+    now(log.execute("DELETE FROM queen_streams.state"))
+    now(log.execute(LOAD, MANY))
+    for call, rows in calls():
+        now(log.execute("BEGIN"))
+        [(seq, idx)] = now(log.execute(READ))
+        answer = now(call)
+        [(seq_after, idx_after)] = now(log.execute(READ))
+        now(log.execute("ROLLBACK"))
+        assert rows in (0, len(answer))
+        assert seq_after == seq, "a table was scanned"
+        assert idx_after - idx < FEW

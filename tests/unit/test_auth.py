@@ -314,8 +314,9 @@ def test_keys_that_cannot_be_used_end_the_boot() -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             key_source(AuthConfig(algorithm=JwtAlgorithm(algorithm), public_key=key))
-    with pytest.raises(ConfigError, match="neither http nor https"):
-        key_source(AuthConfig(algorithm=JwtAlgorithm.RS256, jwks_url="file:///etc/passwd"))
+    for url in ("file:///etc/passwd", "keys", "http://", "https://[::1", "http://x:port/"):
+        with pytest.raises(ConfigError, match="is no URL of http or https"):
+            key_source(AuthConfig(algorithm=JwtAlgorithm.RS256, jwks_url=url))
 
 
 def key_set(*entries: Any) -> bytes:
