@@ -75,7 +75,7 @@ async def analytics(broker: Broker, request: Request) -> Response:
 async def system_metrics(broker: Broker, request: Request) -> Response:
     """CPU, memory and connections of each broker over time, and this one's pool now."""
     span = _span(request)
-    rows = await broker.resources.worker_history(request.text("serverId"), span)
+    rows = await broker.resources.worker_history(_server_id(request), span)
     return json_response(
         _span_fields(span)
         | {
@@ -102,7 +102,7 @@ async def system_metrics(broker: Broker, request: Request) -> Response:
 async def worker_metrics(broker: Broker, request: Request) -> Response:
     """What each broker did over time."""
     span = _span(request)
-    rows = await broker.resources.worker_history(request.text("serverId"), span)
+    rows = await broker.resources.worker_history(_server_id(request), span)
     return json_response(
         _span_fields(span)
         | {
@@ -137,6 +137,10 @@ async def refresh(broker: Broker, request: Request) -> Response:
     """Write this broker's counts and every group's lag down now; lists are computed anyway."""
     await traffic.flush(broker)
     return json_response({"success": True, "refreshed": await broker.resources.sample_lag()})
+
+
+def _server_id(request: Request) -> str | None:
+    return check_optional_name(request.text("serverId"), "serverId")
 
 
 def _worker(row: WorkerRow) -> dict[str, Any]:

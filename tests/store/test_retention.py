@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 DAY = 86_400
 IDLE_DAYS = 30
-MINUTE = {"retention_enabled": True, "retention_seconds": 60}
-COMPLETED = {"retention_enabled": True, "completed_retention_seconds": 60}
+MINUTE: dict[str, Any] = {"retention_enabled": True, "retention_seconds": 60}
+COMPLETED: dict[str, Any] = {"retention_enabled": True, "completed_retention_seconds": 60}
 
 
 @pytest.fixture
