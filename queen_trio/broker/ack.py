@@ -16,6 +16,7 @@ import trio
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
 from queen_trio.model.ack import Ack, AckResult
 
+from .hints import tell_released
 from .lanes import Lanes
 from .outage import ride_out
 from .targets import Target, ack_arguments, sort_into_targets
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from datetime import datetime
 
-    from queen_trio.store.queries import AckRow, Store
+    from queen_trio.store.queries import Store
 
     from .hints import Hints
 
@@ -132,7 +133,13 @@ class AckService:
             for row, target in zip(rows, targets, strict=True):
                 if row.verdicts is not None:
                     target.answer(row.verdicts, lease_released=row.lease_released)
-                    self._tell_waiting(row, target.group)
+                    tell_released(
+                        self._hints,
+                        row.queue_name,
+                        row.partition_name,
+                        target.group,
+                        more=row.has_more,
+                    )
                 elif row.needs_payload is not None:
                     await target.read_letter(self._store, row.needs_payload)
                     undecided.add(target)
@@ -141,10 +148,6 @@ class AckService:
                 if not request.open:
                     request.done.set()
             call = [request for request in call if request.open]
-
-    def _tell_waiting(self, row: AckRow, group: str) -> None:
-        if row.more_in_queue is not None and row.more_in_partition is not None:
-            self._hints.claims_available([(row.more_in_queue, row.more_in_partition)], group)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from queen_trio.store.streams import StreamStore
 from queen_trio.store.traces import TraceStore
 
 from .ack import AckService, open_ack_service
+from .candidates import Candidates
 from .dlq import DeadLetterService
 from .encryption import Encryption
 from .groups import GroupService
@@ -47,6 +48,7 @@ class Broker:
     config: Config
     store: Store
     wakeups: Wakeups
+    candidates: Candidates | None
     local_hints: LocalHints
     hints: Hints
     pushes: PushService
@@ -87,7 +89,11 @@ async def open_broker(
     traffic = Traffic()
     store = CountingStore(store, traffic)
     wakeups = Wakeups(store, config.pop)
-    local = LocalHints(wakeups)
+    candidates = None
+    if config.jobs.hotlist:
+        candidates = Candidates(store, wakeups, config.pop.max_ms / 1000)
+        wakeups.candidates = candidates
+    local = LocalHints(wakeups, candidates)
     hints: Hints = local if others is None else FanOut([local, others])
     encryption = Encryption(store, config.security.encryption_key)
     letters = DeadLetterStore(store.pool, store.tenant)
@@ -95,6 +101,8 @@ async def open_broker(
     max_bytes = config.pop.max_bytes
     async with trio.open_nursery() as background:
         background.start_soon(wakeups.serve)  # noqa: ASYNC113 - pops only enlist before
+        if candidates is not None:
+            background.start_soon(candidates.serve)  # noqa: ASYNC113 - the same
         async with (
             open_push_service(store, ids, encryption, hints.messages_available) as pushes,
             open_ack_service(store, hints) as acks,
@@ -103,10 +111,11 @@ async def open_broker(
                 config,
                 store,
                 wakeups,
+                candidates,
                 local,
                 hints,
                 pushes,
-                PopService(store, ids, wakeups, hints, encryption, config.pop),
+                PopService(store, ids, wakeups, candidates, hints, encryption, config.pop),
                 acks,
                 TransactionService(store, ids, hints, encryption),
                 QueueService(store, hints, encryption),

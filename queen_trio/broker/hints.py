@@ -13,6 +13,7 @@ from attrs import frozen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from .candidates import Candidates
     from .segment import Key
     from .wakeups import Wakeups
 
@@ -25,6 +26,9 @@ class Hints(Protocol):
 
     def claims_available(self, keys: Iterable[Key], group: str) -> None:
         """Each (queue, partition) has messages that this group could not claim before."""
+
+    def leases_ended(self, keys: Iterable[Key], group: str) -> None:
+        """The group's lease of each (queue, partition) has ended, with nothing left to claim."""
 
     def queue_changed(self, queue: str) -> None:
         """The options of the queue, or cursors of its groups, have changed."""
@@ -44,17 +48,35 @@ class LocalHints:
     """Acts on this broker alone."""
 
     wakeups: Wakeups
+    candidates: Candidates | None
 
     def messages_available(self, keys: Iterable[Key]) -> None:
+        keys = tuple(keys)
+        if self.candidates is not None:
+            for queue, partition in keys:
+                self.candidates.mark(queue, partition)
         self.wakeups.notify(keys)
 
     def claims_available(self, keys: Iterable[Key], group: str) -> None:
+        keys = tuple(keys)
+        if self.candidates is not None:
+            for queue, partition in keys:
+                self.candidates.promote(queue, partition, group)
         self.wakeups.notify(keys, group)
 
+    def leases_ended(self, keys: Iterable[Key], group: str) -> None:
+        if self.candidates is not None:
+            for queue, partition in keys:
+                self.candidates.promote(queue, partition, group)
+
     def queue_changed(self, queue: str) -> None:
+        if self.candidates is not None:
+            self.candidates.unseed(queue)
         self.wakeups.notify_queue(queue)
 
     def queue_deleted(self, queue: str) -> None:
+        if self.candidates is not None:
+            self.candidates.drop(queue)
         self.wakeups.notify_queue(queue)
 
     def maintenance_set(self, enabled: bool) -> None:
@@ -80,6 +102,11 @@ class FanOut:
         for hints in self.to:
             hints.claims_available(keys, group)
 
+    def leases_ended(self, keys: Iterable[Key], group: str) -> None:
+        keys = tuple(keys)
+        for hints in self.to:
+            hints.leases_ended(keys, group)
+
     def queue_changed(self, queue: str) -> None:
         for hints in self.to:
             hints.queue_changed(queue)
@@ -95,3 +122,15 @@ class FanOut:
     def pop_maintenance_set(self, enabled: bool) -> None:
         for hints in self.to:
             hints.pop_maintenance_set(enabled)
+
+
+def tell_released(
+    hints: Hints, queue: str | None, partition: str | None, group: str, *, more: bool
+) -> None:
+    """Pass on that an ack released a lease (names None: it did not)."""
+    if queue is None or partition is None:
+        return
+    if more:
+        hints.claims_available([(queue, partition)], group)
+    else:
+        hints.leases_ended([(queue, partition)], group)

@@ -30,11 +30,14 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from enum import Enum, IntEnum
-from itertools import count
+from itertools import count, islice
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 # A ring that nobody has popped from for so long is forgotten.
 SWEEP_SECONDS: Final = 600.0
@@ -59,18 +62,40 @@ class _News(IntEnum):
     PROMOTED = 2
 
 
+class _Deadlines:
+    """When the deferred entries of all rings fall due, the earliest first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Ring, str]] = []
+        self._serial = count()
+
+    def push(self, deadline: float, ring: Ring, partition: str) -> None:
+        heapq.heappush(self._heap, (deadline, next(self._serial), ring, partition))
+
+    @property
+    def earliest(self) -> float:
+        return self._heap[0][0] if self._heap else inf
+
+    def pop_due(self, now: float) -> Iterator[tuple[float, Ring, str]]:
+        while self._heap and self._heap[0][0] <= now:
+            deadline, _, ring, partition = heapq.heappop(self._heap)
+            yield deadline, ring, partition
+
+
 @define(eq=False)
 class Ring:
     """The candidates of one (queue, group)."""
 
+    queue: str
+    group: str
     used_at: float
+    _deadlines: _Deadlines
     max_entries: int = MAX_ENTRIES
     seeded: bool = False
+    seeding: bool = False
     _ready: OrderedDict[str, None] = field(factory=OrderedDict)
     _deferred: dict[str, float] = field(factory=dict)
-    _deadlines: list[tuple[float, int, str]] = field(factory=list)
     _in_flight: dict[str, _News] = field(factory=dict)
-    _serial: count[int] = field(factory=count)
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._deferred) + len(self._in_flight)
@@ -81,14 +106,9 @@ class Ring:
         return len(self._ready)
 
     @property
-    def next_deadline(self) -> float:
-        """When the next deferred entry becomes ready; infinite when none will."""
-        while self._deadlines:
-            deadline, _, partition = self._deadlines[0]
-            if self._deferred.get(partition) == deadline:
-                return deadline
-            heapq.heappop(self._deadlines)
-        return inf
+    def deferred(self) -> list[str]:
+        """The partitions that wait for a deadline."""
+        return list(self._deferred)
 
     def mark(self, partition: str) -> bool:
         """Note new messages; True when that makes the partition ready."""
@@ -108,15 +128,21 @@ class Ring:
         self._deferred.pop(partition, None)
         return self._make_ready(partition)
 
-    def take(self, most: int, now: float) -> list[str]:
+    def take(self, most: int) -> list[str]:
         """Take the first candidates; each of them must get a verdict."""
-        self.advance(now)
-        self.used_at = now
         taken: list[str] = []
         while self._ready and len(taken) < most:
             partition, _ = self._ready.popitem(last=False)
             self._in_flight[partition] = _News.NOTHING
             taken.append(partition)
+        return taken
+
+    def take_deferred(self, most: int) -> list[str]:
+        """Take some deferred entries before their time; each of them must get a verdict."""
+        taken = list(islice(self._deferred, most))
+        for partition in taken:
+            del self._deferred[partition]
+            self._in_flight[partition] = _News.NOTHING
         return taken
 
     def settle(self, partition: str, verdict: Verdict, until: float = inf) -> None:
@@ -126,18 +152,22 @@ class Ring:
             self._make_ready(partition)
         elif verdict in (Verdict.LEASED, Verdict.TOOK):
             self._deferred[partition] = until
-            heapq.heappush(self._deadlines, (until, next(self._serial), partition))
+            self._deadlines.push(until, self, partition)
         elif news is _News.MARKED:
             self._make_ready(partition)
 
-    def advance(self, now: float) -> int:
-        """Make ready what has reached its deadline; returns how many."""
-        due = 0
-        while self.next_deadline <= now:
-            _, _, partition = heapq.heappop(self._deadlines)
-            del self._deferred[partition]
-            due += self._make_ready(partition)
-        return due
+    def seed(self, partitions: Sequence[str]) -> None:
+        """Take in all candidates as the database names them; deferrals are looked at again."""
+        self.seeded = True
+        for partition in partitions:
+            self.promote(partition)
+
+    def end_deferral(self, partition: str, deadline: float) -> bool:
+        """Make ready what was deferred until `deadline`, unless it has moved on since."""
+        if self._deferred.get(partition) != deadline:
+            return False
+        del self._deferred[partition]
+        return self._make_ready(partition)
 
     def _make_ready(self, partition: str) -> bool:
         if partition in self._ready:
@@ -164,44 +194,54 @@ class Hotlist:
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._rings: dict[str, dict[str, Ring]] = {}
+        self._deadlines = _Deadlines()
 
     def ring(self, queue: str, group: str, now: float) -> Ring:
         """The ring of a (queue, group), made when there is none."""
         groups = self._rings.setdefault(queue, {})
         ring = groups.get(group)
         if ring is None:
-            ring = groups[group] = Ring(now, self._max_entries)
+            ring = Ring(queue, group, now, self._deadlines, self._max_entries)
+            groups[group] = ring
         ring.used_at = now
         return ring
 
-    def mark(self, queue: str, partition: str, group: str | None = None) -> None:
-        """Note new messages of a partition, for all groups or for one."""
-        for ring in self._rings_of(queue, group):
-            ring.mark(partition)
+    def mark(self, queue: str, partition: str) -> list[Ring]:
+        """Note new messages of a partition; returns the rings in which that made it ready."""
+        return [ring for ring in self._rings_of(queue) if ring.mark(partition)]
 
-    def promote(self, queue: str, partition: str, group: str | None = None) -> None:
-        """Note that a lease or a cursor of a partition has changed."""
-        for ring in self._rings_of(queue, group):
+    def promote(self, queue: str, partition: str, group: str) -> None:
+        """Note that a lease of the group has ended early."""
+        ring = self.find(queue, group)
+        if ring is not None:
             ring.promote(partition)
 
     def unseed(self, queue: str | None = None) -> None:
         """Let the rings of a queue, or all, be seeded anew: it finds whatever was missed."""
         for name in list(self._rings) if queue is None else [queue]:
-            for ring in self._rings_of(name, None):
+            for ring in self._rings_of(name):
                 ring.seeded = False
 
     def drop(self, queue: str) -> None:
         """Forget the rings of a queue."""
         self._rings.pop(queue, None)
 
-    def advance(self, now: float) -> list[tuple[str, str, int]]:
-        """Advance all rings; returns (queue, group, entries) for those with new ready entries."""
-        found = []
-        for queue, groups in self._rings.items():
-            for group, ring in groups.items():
-                if due := ring.advance(now):
-                    found.append((queue, group, due))
-        return found
+    @property
+    def next_deadline(self) -> float:
+        """When the next deferred entry may become ready; infinite when none will."""
+        return self._deadlines.earliest
+
+    def advance(self, now: float) -> list[Ring]:
+        """End the deferrals that are due; returns the ring of each entry that became ready."""
+        return [
+            ring
+            for deadline, ring, partition in self._deadlines.pop_due(now)
+            if ring.end_deferral(partition, deadline)
+        ]
+
+    def find(self, queue: str, group: str) -> Ring | None:
+        """The ring of a (queue, group), if there is one."""
+        return self._rings.get(queue, {}).get(group)
 
     def sweep(self, now: float) -> None:
         """Forget rings that nobody has popped from for long."""
@@ -218,10 +258,6 @@ class Hotlist:
             len(rings), sum(map(len, rings)), sum(ring.ready for ring in rings)
         )
 
-    def _rings_of(self, queue: str, group: str | None) -> list[Ring]:
+    def _rings_of(self, queue: str) -> list[Ring]:
         groups = self._rings.get(queue)
-        if groups is None:
-            return []
-        if group is None:
-            return list(groups.values())
-        return [groups[group]] if group in groups else []
+        return list(groups.values()) if groups else []

@@ -15,17 +15,24 @@ from .outage import ride_out
 from .wakeups import PopKey, Wakeups
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from queen_trio.config import PopConfig
     from queen_trio.model.ids import Uuid7
     from queen_trio.store.queries import PopRow, Store
 
+    from .candidates import Candidates
     from .encryption import Encryption
     from .hints import Hints
+    from .hotlist import Ring
 
 
 # How late the answer of a parked pop may be when its last look at the database doesn't come back:
 # official clients wait 5 s longer than they asked us to (spec 7).
 PATIENCE_SECONDS: Final = 1.0
+# How many candidates one statement is asked about at most.
+CANDIDATES_AT_ONCE: Final = 1_000
+MAX_ROUNDS: Final = 16
 
 
 class PopService:
@@ -36,6 +43,7 @@ class PopService:
         store: Store,
         ids: Uuid7,
         wakeups: Wakeups,
+        candidates: Candidates | None,
         hints: Hints,
         encryption: Encryption,
         config: PopConfig,
@@ -43,6 +51,7 @@ class PopService:
         self._store = store
         self._ids = ids
         self._wakeups = wakeups
+        self._candidates = candidates
         self._hints = hints
         self._encryption = encryption
         self._config = config
@@ -90,11 +99,57 @@ class PopService:
             await self._store.release(claim.lease_id)
         except DatabaseUnavailable:
             return
-        self._hints.messages_available((part.queue, part.partition) for part in claim.partitions)
+        self._hints.claims_available(
+            ((part.queue, part.partition) for part in claim.partitions), claim.group
+        )
 
     async def _claim(self, request: PopRequest, arrival: float) -> Claim | None:
         lease_id = "" if request.auto_ack else self._ids.take(1)[0]
-        rows = await self._store.pop(
+        if self._candidates is not None:
+            waited_ms = int((trio.current_time() - arrival) * 1000)
+            ring = await self._candidates.ring_for(request, waited_ms)
+            if ring is not None:
+                return await self._claim_from(ring, self._candidates, request, lease_id, arrival)
+        rows = await self._ask(request, lease_id, arrival, None)
+        return self._claim_of(request, lease_id, rows)
+
+    async def _claim_from(
+        self,
+        ring: Ring,
+        candidates: Candidates,
+        request: PopRequest,
+        lease_id: str,
+        arrival: float,
+    ) -> Claim | None:
+        """Ask about one candidate after another until one gives something, or none is left."""
+        # Each gives one message at least, so that a batch needs no more of them.
+        most = min(request.partitions or request.batch, request.batch, CANDIDATES_AT_ONCE)
+        last = False
+        for _ in range(MAX_ROUNDS):
+            names = ring.take(most)
+            if not names and request.timeout is None and not last:
+                # A pop that doesn't wait has no second chance: it looks at what is deferred, too.
+                names = ring.take_deferred(most)
+                last = True
+            if not names:
+                return None
+            try:
+                rows = await self._ask(request, lease_id, arrival, names)
+            except BaseException:
+                candidates.requeue(ring, names)
+                raise
+            candidates.settle(ring, names, rows)
+            claim = self._claim_of(request, lease_id, [row for row in rows if row.verdict is None])
+            if claim is not None:
+                return claim
+        # So many are wrong that one look at everything is cheaper.
+        rows = await self._ask(request, lease_id, arrival, None)
+        return self._claim_of(request, lease_id, rows)
+
+    async def _ask(
+        self, request: PopRequest, lease_id: str, arrival: float, names: Sequence[str] | None
+    ) -> list[PopRow]:
+        return await self._store.pop(
             request.queue,
             request.partition,
             request.namespace,
@@ -109,10 +164,13 @@ class PopService:
             request.since,
             int((trio.current_time() - arrival) * 1000),
             self._config.max_bytes,
+            names,
         )
+
+    def _claim_of(self, request: PopRequest, lease_id: str, rows: list[PopRow]) -> Claim | None:
         if not rows:
             return None
-        claim = Claim(lease_id, _partitions(rows, self._encryption))
+        claim = Claim(lease_id, request.group, _partitions(rows, self._encryption))
         if request.auto_ack and claim.count >= request.batch:
             # No lease keeps others from the rest: whoever waits beside us may have it now.
             self._wakeups.notify(

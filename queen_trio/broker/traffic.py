@@ -115,7 +115,7 @@ class CountingStore(Store):
         except DatabaseError:
             self._traffic.counters["database_errors"] += 1
             raise
-        self._traffic.count_popped(rows)
+        self._traffic.count_popped([row for row in rows if row.verdict is None])
         return rows
 
     async def ack(self, *args: Any, **more: Any) -> list[AckRow]:

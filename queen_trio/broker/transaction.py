@@ -12,6 +12,7 @@ from queen_trio.errors import DatabaseError, DatabaseUnavailable
 from queen_trio.model.ack import AckResult
 from queen_trio.model.transaction import Refusal, TransactionOutcome, TransactionRequest
 
+from .hints import tell_released
 from .originals import original_ids
 from .outage import ride_out
 from .segment import Draft, Drafted, Key
@@ -41,8 +42,9 @@ class _Ack(msgspec.Struct):
     lease_released: bool
     verdicts: str | None = None
     needs_payload: int | None = None
-    more_in_queue: str | None = None
-    more_in_partition: str | None = None
+    queue_name: str | None = None
+    partition_name: str | None = None
+    has_more: bool = False
 
 
 _decode_pushes = msgspec.json.Decoder(list[_Push]).decode
@@ -129,10 +131,9 @@ class TransactionService:
         for ack in acks:
             target = targets[ack.ord - 1]
             target.answer(ack.verdicts or "", lease_released=ack.lease_released)
-            if ack.more_in_queue is not None and ack.more_in_partition is not None:
-                self._hints.claims_available(
-                    [(ack.more_in_queue, ack.more_in_partition)], target.group
-                )
+            tell_released(
+                self._hints, ack.queue_name, ack.partition_name, target.group, more=ack.has_more
+            )
         self._hints.messages_available(drafted.drafts)
         return TransactionOutcome(drafted.finish(), results)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from queen_trio.config import PopConfig
     from queen_trio.store.queries import Store
 
+    from .candidates import Candidates
     from .segment import Key
 
 log = structlog.get_logger(__name__)
@@ -149,6 +150,8 @@ class Wakeups:
         self._looking: set[trio.CancelScope] = set()
         self.parked = 0
         self.draining = False
+        # Narrows the probe of a line to some partitions, and is told what it finds.
+        self.candidates: Candidates | None = None
 
     def waiter(self, key: PopKey) -> Waiter:
         """A place in the line of `key`, taken while its `with` block runs."""
@@ -171,6 +174,17 @@ class Wakeups:
                 for line in lines.get(name, {}).values():
                     if line.key.partition in (None, partition) and group in (None, line.key.group):
                         line.wake_first()
+
+    def wake(self, queue: str, group: str) -> None:
+        """Wake one pop that waits for any partition of the queue."""
+        line = self._lines.get(PopKey(queue, None, "", "", group))
+        if line is not None:
+            line.wake_first()
+
+    def wake_lines(self) -> None:
+        """Wake one pop of every line."""
+        for line in self._lines.values():
+            line.wake_first()
 
     def notify_queue(self, queue: str) -> None:
         """Tell that anything may have changed in this queue: all who wait for it ask again."""
@@ -257,19 +271,31 @@ class Wakeups:
 
     async def _probe(self, due: list[_Line]) -> dict[PopKey, tuple[int, float]]:
         """For each key with anything in sight: how many can be served, seconds until one more."""
-        keys = [line.key for line in due]
+        asked = [(line, key) for line in due for key in self._probe_keys(line.key)]
+        if not asked:
+            return {}
         rows = await self._store.probe(
-            [key.queue for key in keys],
-            [key.partition for key in keys],
-            [key.namespace for key in keys],
-            [key.task for key in keys],
-            [key.group for key in keys],
-            [len(line.waiters) for line in due],
+            [key.queue for _, key in asked],
+            [key.partition for _, key in asked],
+            [key.namespace for _, key in asked],
+            [key.task for _, key in asked],
+            [key.group for _, key in asked],
+            [len(line.waiters) for line, _ in asked],
         )
-        return {
-            keys[row.ord - 1]: (row.available, inf if row.due_ms is None else row.due_ms / 1000)
-            for row in rows
-        }
+        found: dict[PopKey, tuple[int, float]] = {}
+        for row in rows:
+            line, key = asked[row.ord - 1]
+            available, seconds = found.get(line.key, _NOTHING)
+            due_seconds = inf if row.due_ms is None else row.due_ms / 1000
+            found[line.key] = (available + row.available, min(seconds, due_seconds))
+            if row.available and key is not line.key and self.candidates is not None:
+                self.candidates.promote(key.queue or "", key.partition or "", key.group)
+        return found
+
+    def _probe_keys(self, key: PopKey) -> list[PopKey]:
+        """What to ask for a line: all of it, or only the partitions that the hot-list defers."""
+        names = None if self.candidates is None else self.candidates.deferred(key)
+        return [key] if names is None else [key._replace(partition=name) for name in names]
 
     def _settle(self, line: _Line, available: int, due_seconds: float) -> None:
         """Wake as many as can be served, and choose when to probe for the line again."""

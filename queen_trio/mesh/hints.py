@@ -49,7 +49,7 @@ class MeshHints:
     tenant: str
     overflowed: int = 0
     _messages: dict[Key, None] = field(factory=dict)
-    _claims: dict[tuple[Key, str], None] = field(factory=dict)
+    _marks: dict[tuple[Key, str], None] = field(factory=dict)
     _gathered: trio.Event = field(factory=trio.Event)
 
     def messages_available(self, keys: Iterable[Key]) -> None:
@@ -58,8 +58,13 @@ class MeshHints:
             self._gathered.set()
 
     def claims_available(self, keys: Iterable[Key], group: str) -> None:
+        keys = tuple(keys)
+        self.leases_ended(keys, group)
+        self.messages_available(keys)
+
+    def leases_ended(self, keys: Iterable[Key], group: str) -> None:
         if self._worthwhile():
-            self._claims.update(dict.fromkeys((key, group) for key in keys))
+            self._marks.update(dict.fromkeys((key, group) for key in keys))
             self._gathered.set()
 
     def queue_changed(self, queue: str) -> None:
@@ -86,24 +91,25 @@ class MeshHints:
         """Whether anyone would hear it; a peer that is down gets nothing, not even later."""
         if not any(peer.connected for peer in self.peers):
             return False
-        if len(self._messages) + len(self._claims) >= GATHER_ITEMS:
+        if len(self._messages) + len(self._marks) >= GATHER_ITEMS:
             self.overflowed += 1
             return False
         return True
 
     def _flush(self) -> None:
+        # Marks first: a wake makes its receiver look at what they name.
+        pending, self._marks = list(self._marks), {}
+        for start in range(0, len(pending), BATCH_ITEMS):
+            marks = tuple(
+                HotlistMark(queue, part, self.tenant, group)
+                for (queue, part), group in pending[start : start + BATCH_ITEMS]
+            )
+            self._send(HotlistDirtyBatch(marks))
         messages, self._messages = list(self._messages), {}
         for start in range(0, len(messages), BATCH_ITEMS):
             batch = messages[start : start + BATCH_ITEMS]
             items = tuple(MessageAvailable(queue, part, self.tenant) for queue, part in batch)
             self._send(items[0] if len(items) == 1 else MessageAvailableBatch(items))
-        claims, self._claims = list(self._claims), {}
-        for start in range(0, len(claims), BATCH_ITEMS):
-            marks = tuple(
-                HotlistMark(queue, part, self.tenant, group)
-                for (queue, part), group in claims[start : start + BATCH_ITEMS]
-            )
-            self._send(HotlistDirtyBatch(marks))
 
     def _send(self, message: Message) -> None:
         try:
@@ -138,7 +144,7 @@ def apply(message: Message | UnknownFrame, hints: Hints, tenant: str) -> None:
                 if mark.group is None:
                     hints.messages_available(key)
                 else:
-                    hints.claims_available(key, mark.group)
+                    hints.leases_ended(key, mark.group)
     elif isinstance(message, QueueConfigSet):
         if message.tenant in (None, tenant):
             hints.queue_changed(message.queue)

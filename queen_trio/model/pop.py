@@ -64,6 +64,7 @@ class Claim:
     """The answer of a pop that found something; `lease_id` is empty with autoAck."""
 
     lease_id: str
+    group: str
     partitions: list[ClaimedPartition]
 
     @property

@@ -44,15 +44,22 @@ _HISTORY = Statement(
 _POP = Statement(
     "pop",
     "SELECT partition_id, partition_name, queue_name, committed, batch_end, delivery_attempt,"
-    " base_offset, created_at, blob"
-    " FROM queen.pop_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
+    " base_offset, created_at, blob, verdict, until_ms"
+    " FROM queen.pop_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
+)
+_CANDIDATES = Statement(
+    "candidates", "SELECT partition_name FROM queen.candidates_v1($1, $2, $3, $4, $5, $6, $7)"
+)
+_CHANGES = Statement(
+    "changes", "SELECT queue_name, partition_name FROM queen.changes_v1($1, $2, $3)"
 )
 _PROBE = Statement(
     "probe", "SELECT ord, available, due_ms FROM queen.probe_v1($1, $2, $3, $4, $5, $6, $7)"
 )
 _ACK = Statement(
     "ack",
-    "SELECT ord, verdicts, lease_released, needs_payload, more_in_queue, more_in_partition"
+    "SELECT ord, verdicts, lease_released, needs_payload, queue_name, partition_name,"
+    " has_more"
     " FROM queen.ack_v1($1, $2, $3, $4, $5, $6::text::jsonb)",
 )
 _TRANSACTION = Statement(
@@ -126,6 +133,9 @@ class PopRow(NamedTuple):
     base_offset: int
     created_at: datetime
     blob: bytes
+    # Set in the rows that are no segments but verdicts on candidates; see 030_pop.sql.
+    verdict: str | None = None
+    until_ms: int | None = None
 
 
 class ProbeRow(NamedTuple):
@@ -147,8 +157,9 @@ class AckRow(NamedTuple):
     verdicts: str | None
     lease_released: bool
     needs_payload: int | None
-    more_in_queue: str | None
-    more_in_partition: str | None
+    queue_name: str | None
+    partition_name: str | None
+    has_more: bool
 
 
 class TransactionRow(NamedTuple):
@@ -241,13 +252,37 @@ class Store:
         since: datetime | None,
         waited_ms: int,
         max_bytes: int,
+        candidates: Sequence[str] | None = None,
     ) -> list[PopRow]:
-        """Claim messages; no rows mean that there is nothing to take now."""
+        """Claim messages, from these partitions where `candidates` names some.
+
+        Without candidates no rows mean that there is nothing to take now.
+        """
         rows = await self.pool.fetch(
             _POP, self.tenant, queue, partition, namespace, task, group, batch, partitions,
-            lease_seconds, auto_ack, lease_id, mode, since, waited_ms, max_bytes,
+            lease_seconds, auto_ack, lease_id, mode, since, waited_ms, max_bytes, candidates,
         )  # fmt: skip
         return [PopRow(*row) for row in rows]
+
+    async def candidates(
+        self,
+        queue: str,
+        group: str,
+        mode: str,
+        since: datetime | None,
+        waited_ms: int,
+        most: int,
+    ) -> list[str]:
+        """Partitions that may have something for a group; one more than `most` tells of more."""
+        rows = await self.pool.fetch(
+            _CANDIDATES, self.tenant, queue, group, mode, since, waited_ms, most
+        )
+        return [name for (name,) in rows]
+
+    async def changes(self, seconds: float, most: int) -> list[tuple[str, str | None]]:
+        """What others did lately: (queue, partition) written, (queue, None) cursors moved."""
+        rows = await self.pool.fetch(_CHANGES, self.tenant, seconds, most)
+        return [(queue, partition) for queue, partition in rows]
 
     async def probe(
         self,

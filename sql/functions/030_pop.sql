@@ -36,9 +36,11 @@ BEGIN
 END $$;
 
 -- Partitions that a pop or a probe may look at: those of one queue, one partition of it, or, for a
--- discovery pop (p_queue NULL), of every queue with that namespace and task ('' matches all).
+-- discovery pop (p_queue NULL), of every queue with that namespace and task ('' matches all). p_candidates
+-- narrows a whole queue down to these partitions.
 CREATE OR REPLACE FUNCTION queen.pop_partitions_v1(
-    p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text)
+    p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text,
+    p_candidates text[] DEFAULT NULL)
 RETURNS TABLE (id uuid, name text, queue_id uuid, last_offset bigint, log_start bigint,
                last_created_at timestamptz)
 LANGUAGE plpgsql STABLE ROWS 64 SET enable_seqscan = off AS $$
@@ -49,16 +51,18 @@ BEGIN
           FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
          WHERE q.tenant_id = p_tenant
            AND (p_namespace = '' OR q.namespace = p_namespace) AND (p_task = '' OR q.task = p_task);
-    ELSIF p_partition IS NULL THEN
+    ELSIF p_partition IS NOT NULL OR p_candidates IS NOT NULL THEN
         RETURN QUERY
         SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, p.last_created_at
-          FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
+          FROM queen.queues q
+         CROSS JOIN unnest(coalesce(p_candidates, ARRAY[p_partition])) AS k(name)
+          JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = k.name
          WHERE q.tenant_id = p_tenant AND q.name = p_queue;
     ELSE
         RETURN QUERY
         SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, p.last_created_at
           FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
-         WHERE q.tenant_id = p_tenant AND q.name = p_queue AND p.name = p_partition;
+         WHERE q.tenant_id = p_tenant AND q.name = p_queue;
     END IF;
 END $$;
 
@@ -71,13 +75,17 @@ END $$;
 --
 -- One row for each segment of the claim, in partition and offset order. The claim of a partition is
 -- (committed, batch_end], with batch_end that of the partition's last row.
+--
+-- With p_candidates only these partitions of the queue are looked at, and each that exists gets a row
+-- without a blob, its verdict: t took (leased for until_ms), l nothing before until_ms (leased, or hidden by
+-- a delay), e empty, r ask again (no room left, taken with autoAck, or, after until_ms, locked by another).
 CREATE OR REPLACE FUNCTION queen.pop_v1(
     p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text, p_group text,
     p_batch integer, p_partitions integer, p_lease_seconds integer, p_auto_ack boolean, p_lease_id text,
-    p_mode text, p_from timestamptz, p_waited_ms integer, p_max_bytes bigint)
+    p_mode text, p_from timestamptz, p_waited_ms integer, p_max_bytes bigint, p_candidates text[])
 RETURNS TABLE (partition_id uuid, partition_name text, queue_name text, committed bigint,
                batch_end bigint, delivery_attempt integer, base_offset bigint, created_at timestamptz,
-               blob bytea)
+               blob bytea, verdict text, until_ms bigint)
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -96,6 +104,8 @@ DECLARE
     v_taken   integer := 0;    -- partitions
     v_left    bigint := p_batch;
     v_room    bigint := p_max_bytes;
+    v_verdict text;            -- on the partition at hand, see above
+    v_until   timestamptz;
 BEGIN
     SELECT s.point, s.is_first INTO v_point, v_durable
       FROM queen.subscribe_v1(p_tenant, coalesce(p_queue, ''), coalesce(p_namespace, ''),
@@ -103,106 +113,145 @@ BEGIN
     v_durable := v_durable OR p_auto_ack;
 
     FOR v_part IN
-        SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, c.partition_id IS NULL AS unseeded
-          FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task) p
+        SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, c.partition_id IS NULL AS unseeded,
+               n.pending, n.leased_until
+          FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task,
+                                       p_candidates) p
           LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
                               WHERE c.partition_id = p.id AND c.consumer_group = p_group OFFSET 0) c ON true
-         WHERE p.last_offset >= p.log_start
-           AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
-                    ELSE p.last_offset > c.committed
-                         AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now) END
+         CROSS JOIN LATERAL (SELECT
+                p.last_offset >= p.log_start
+                AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
+                         ELSE p.last_offset > c.committed END AS pending,
+                CASE WHEN c.batch_end IS NOT NULL AND c.lease_expires_at > v_now
+                     THEN c.lease_expires_at END AS leased_until) n
+         WHERE p_candidates IS NOT NULL OR (n.pending AND n.leased_until IS NULL)
          ORDER BY c.lease_acquired_at NULLS FIRST, p.id
     LOOP
-        EXIT WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
-        IF v_part.unseeded THEN
-            -- A partition that is just being deleted is skipped: waiting for it could deadlock, and its
-            -- end would break the foreign key. So is the whole of it when the group is being deleted:
-            -- a cursor that outlived its subscription would hide messages from the group's next one.
-            INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
-            SELECT p.id, p_group, greatest(queen.first_offset_since_v1(p.id, v_point), p.log_start) - 1
-              FROM queen.log_partitions p
-             WHERE p.id = v_part.id
-               AND (p_group = '__QUEUE_MODE__' OR EXISTS (
-                    SELECT FROM queen.consumer_groups_metadata m
-                     WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
-                       AND m.queue_name = coalesce(p_queue, '') AND m.namespace = coalesce(p_namespace, '')
-                       AND m.task = coalesce(p_task, '') AND m.subscription_timestamp = v_point
-                       FOR KEY SHARE SKIP LOCKED))
-               FOR KEY SHARE OF p SKIP LOCKED
-                ON CONFLICT DO NOTHING;
-            v_durable := true;
-        END IF;
-        SELECT c.committed, c.batch_retry_count + 1 AS attempt, c.lease_acquired_at INTO v_cursor
-          FROM queen.log_consumers c
-         WHERE c.partition_id = v_part.id AND c.consumer_group = p_group
-           AND c.committed < v_part.last_offset
-           AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now)
-           FOR NO KEY UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND;
-        IF v_queue.id IS DISTINCT FROM v_part.queue_id THEN
-            SELECT * INTO v_queue FROM queen.queues q WHERE q.id = v_part.queue_id;
-            CONTINUE WHEN NOT FOUND;
-        END IF;
-        -- minPopWaitTime: so many seconds between two claims of one (partition, group).
-        CONTINUE WHEN v_queue.min_pop_wait_time > 0
-                  AND v_cursor.lease_acquired_at > v_now - make_interval(secs => v_queue.min_pop_wait_time);
+        v_verdict := 'r';
+        v_until := NULL;
+        EXIT WHEN p_candidates IS NULL AND (v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions);
+        <<look>>
+        BEGIN
+            IF NOT v_part.pending THEN
+                v_verdict := 'e';
+                EXIT look;
+            ELSIF v_part.leased_until IS NOT NULL THEN
+                v_verdict := 'l';
+                v_until := v_part.leased_until;
+                EXIT look;
+            END IF;
+            EXIT look WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
+            IF v_part.unseeded THEN
+                -- A partition that is just being deleted is skipped: waiting for it could deadlock, and
+                -- its end would break the foreign key. So is the whole of it when the group is being
+                -- deleted: a cursor that outlived its subscription would hide messages from the next one.
+                INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
+                SELECT p.id, p_group, greatest(queen.first_offset_since_v1(p.id, v_point), p.log_start) - 1
+                  FROM queen.log_partitions p
+                 WHERE p.id = v_part.id
+                   AND (p_group = '__QUEUE_MODE__' OR EXISTS (
+                        SELECT FROM queen.consumer_groups_metadata m
+                         WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
+                           AND m.queue_name = coalesce(p_queue, '')
+                           AND m.namespace = coalesce(p_namespace, '') AND m.task = coalesce(p_task, '')
+                           AND m.subscription_timestamp = v_point
+                           FOR KEY SHARE SKIP LOCKED))
+                   FOR KEY SHARE OF p SKIP LOCKED
+                    ON CONFLICT DO NOTHING;
+                v_durable := true;
+            END IF;
+            SELECT c.committed, c.batch_retry_count + 1 AS attempt, c.lease_acquired_at INTO v_cursor
+              FROM queen.log_consumers c
+             WHERE c.partition_id = v_part.id AND c.consumer_group = p_group
+               AND c.committed < v_part.last_offset
+               AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now)
+               FOR NO KEY UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN
+                v_until := v_now + interval '20 milliseconds';  -- let the other one finish
+                EXIT look;
+            END IF;
+            IF v_queue.id IS DISTINCT FROM v_part.queue_id THEN
+                SELECT * INTO v_queue FROM queen.queues q WHERE q.id = v_part.queue_id;
+                EXIT look WHEN NOT FOUND;
+            END IF;
+            -- minPopWaitTime: so many seconds between two claims of one (partition, group).
+            v_until := v_cursor.lease_acquired_at + make_interval(secs => v_queue.min_pop_wait_time);
+            IF v_queue.min_pop_wait_time > 0 AND v_until > v_now THEN
+                v_verdict := 'l';
+                EXIT look;
+            END IF;
+            v_until := NULL;
 
-        -- Retention may have passed the cursor: the claim takes it along to what is left of the log.
-        v_start := greatest(v_cursor.committed + 1, v_part.log_start);
-        v_next := v_start;
-        FOR v_segment IN
-            SELECT s.base_offset, s.end_offset, s.raw_bytes, s.created_at, s.blob
-              FROM queen.log_segments s
-             WHERE s.partition_id = v_part.id
-               AND s.base_offset < v_start + v_left
-               AND s.base_offset >= coalesce(
-                    (SELECT f.base_offset FROM queen.log_segments f
-                      WHERE f.partition_id = v_part.id AND f.base_offset <= v_start
-                      ORDER BY f.base_offset DESC LIMIT 1), 0)
-               AND s.end_offset >= v_start
-             ORDER BY s.base_offset
-        LOOP
-            -- windowBuffer holds a partition until its oldest pending message has waited so long;
-            -- delayedProcessing hides each message until it is that old. Without either nothing is
-            -- hidden: after a clock has stepped back, created_at is ahead of it.
-            EXIT WHEN v_queue.delayed_processing > 0
-                  AND v_segment.created_at > v_now - make_interval(secs => v_queue.delayed_processing);
-            EXIT WHEN v_next = v_start AND v_queue.window_buffer > 0
-                  AND v_segment.created_at > v_now - make_interval(secs => v_queue.window_buffer);
-            -- A segment that is larger than the room left counts by its average message; the first
-            -- message of an answer always fits.
-            v_from := greatest(v_next, v_segment.base_offset);
-            v_average := greatest(v_segment.raw_bytes / (v_segment.end_offset - v_segment.base_offset + 1), 1);
-            v_take := least(v_segment.end_offset - v_from + 1, v_left,
-                            greatest(v_room / v_average,
-                                     CASE WHEN v_room = p_max_bytes THEN 1 ELSE 0 END));
-            EXIT WHEN v_take <= 0;
-            v_next := v_from + v_take;
-            v_left := v_left - v_take;
-            v_room := v_room - v_take * v_average;
-            partition_id := v_part.id; partition_name := v_part.name; queue_name := v_queue.name;
-            committed := v_start - 1; batch_end := v_next - 1; delivery_attempt := v_cursor.attempt;
-            base_offset := v_segment.base_offset; created_at := v_segment.created_at;
-            blob := v_segment.blob;
+            -- Retention may have passed the cursor: the claim takes it along to what is left of the log.
+            v_start := greatest(v_cursor.committed + 1, v_part.log_start);
+            v_next := v_start;
+            FOR v_segment IN
+                SELECT s.base_offset, s.end_offset, s.raw_bytes, s.created_at, s.blob
+                  FROM queen.log_segments s
+                 WHERE s.partition_id = v_part.id
+                   AND s.base_offset < v_start + v_left
+                   AND s.base_offset >= coalesce(
+                        (SELECT f.base_offset FROM queen.log_segments f
+                          WHERE f.partition_id = v_part.id AND f.base_offset <= v_start
+                          ORDER BY f.base_offset DESC LIMIT 1), 0)
+                   AND s.end_offset >= v_start
+                 ORDER BY s.base_offset
+            LOOP
+                -- windowBuffer holds a partition until its oldest pending message has waited so long;
+                -- delayedProcessing hides each message until it is that old. Without either nothing is
+                -- hidden: after a clock has stepped back, created_at is ahead of it.
+                v_until := v_segment.created_at + make_interval(secs => greatest(
+                    v_queue.delayed_processing, CASE WHEN v_next = v_start THEN v_queue.window_buffer END));
+                EXIT WHEN v_queue.delayed_processing + v_queue.window_buffer > 0 AND v_until > v_now;
+                -- A segment that is larger than the room left counts by its average message; the first
+                -- message of an answer always fits.
+                v_from := greatest(v_next, v_segment.base_offset);
+                v_average := greatest(
+                    v_segment.raw_bytes / (v_segment.end_offset - v_segment.base_offset + 1), 1);
+                v_take := least(v_segment.end_offset - v_from + 1, v_left,
+                                greatest(v_room / v_average,
+                                         CASE WHEN v_room = p_max_bytes THEN 1 ELSE 0 END));
+                EXIT WHEN v_take <= 0;
+                v_next := v_from + v_take;
+                v_left := v_left - v_take;
+                v_room := v_room - v_take * v_average;
+                partition_id := v_part.id; partition_name := v_part.name; queue_name := v_queue.name;
+                committed := v_start - 1; batch_end := v_next - 1;
+                delivery_attempt := v_cursor.attempt;
+                base_offset := v_segment.base_offset; created_at := v_segment.created_at;
+                blob := v_segment.blob; verdict := NULL; until_ms := NULL;
+                RETURN NEXT;
+                EXIT WHEN v_next <= v_segment.end_offset;
+            END LOOP;
+            IF v_next = v_start THEN
+                v_verdict := CASE WHEN v_until > v_now THEN 'l' ELSE 'r' END;
+                EXIT look;
+            END IF;
+            v_until := NULL;
+
+            v_taken := v_taken + 1;
+            IF p_auto_ack THEN
+                UPDATE queen.log_consumers c
+                   SET committed = v_next - 1, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
+                       lease_acquired_at = v_now, batch_retry_count = 0, attempt_offset = NULL,
+                       attempt_count = 0, total_consumed = c.total_consumed + v_next - v_start
+                 WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
+            ELSE
+                v_verdict := 't';
+                v_until := v_now + make_interval(secs => coalesce(p_lease_seconds, v_queue.lease_time));
+                UPDATE queen.log_consumers c
+                   SET committed = v_start - 1, batch_end = v_next - 1, worker_id = p_lease_id,
+                       lease_acquired_at = v_now, lease_expires_at = v_until, batch_retry_count = v_cursor.attempt
+                 WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
+            END IF;
+        END look;
+
+        IF p_candidates IS NOT NULL THEN
+            partition_id := v_part.id; partition_name := v_part.name; blob := NULL; verdict := v_verdict;
+            until_ms := CASE WHEN v_verdict <> 'e'
+                             THEN ceil(extract(epoch FROM v_until - clock_timestamp()) * 1000) END;
             RETURN NEXT;
-            EXIT WHEN v_next <= v_segment.end_offset;
-        END LOOP;
-        CONTINUE WHEN v_next = v_start;
-
-        v_taken := v_taken + 1;
-        IF p_auto_ack THEN
-            UPDATE queen.log_consumers c
-               SET committed = v_next - 1, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
-                   lease_acquired_at = v_now, batch_retry_count = 0, attempt_offset = NULL,
-                   attempt_count = 0, total_consumed = c.total_consumed + v_next - v_start
-             WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
-        ELSE
-            UPDATE queen.log_consumers c
-               SET committed = v_start - 1, batch_end = v_next - 1, worker_id = p_lease_id,
-                   lease_acquired_at = v_now,
-                   lease_expires_at = v_now + make_interval(secs => coalesce(p_lease_seconds, v_queue.lease_time)),
-                   batch_retry_count = v_cursor.attempt
-             WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
         END IF;
     END LOOP;
 
@@ -211,6 +260,55 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
 END $$;
+
+-- All partitions of a queue that may have something for a group, now or later (leased and hidden ones too):
+-- what a hot-list starts with. Subscribes the group like a pop. At most p_most; one more row tells that
+-- there are more.
+CREATE OR REPLACE FUNCTION queen.candidates_v1(
+    p_tenant uuid, p_queue text, p_group text, p_mode text, p_from timestamptz, p_waited_ms integer,
+    p_most bigint)
+RETURNS TABLE (partition_name text) LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_point timestamptz;
+BEGIN
+    SELECT s.point INTO v_point
+      FROM queen.subscribe_v1(p_tenant, p_queue, '', '', p_group, p_mode, p_from, p_waited_ms) s;
+    RETURN QUERY
+    SELECT p.name
+      FROM queen.pop_partitions_v1(p_tenant, p_queue, NULL, '', '') p
+      LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
+                          WHERE c.partition_id = p.id AND c.consumer_group = p_group OFFSET 0) c ON true
+     WHERE p.last_offset >= p.log_start
+       AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
+                ELSE p.last_offset > c.committed END
+     ORDER BY c.lease_acquired_at NULLS FIRST, p.id
+     LIMIT p_most + 1;
+END $$;
+
+-- What others may have done of which no hint told: partitions written in the last p_seconds (2 s more, since
+-- last_write_at moves once a second), and queues with cursor moves recorded (10 s more: a commit may be
+-- late). partition_name NULL: the whole queue.
+CREATE OR REPLACE FUNCTION queen.changes_v1(p_tenant uuid, p_seconds float8, p_most bigint)
+RETURNS TABLE (queue_name text, partition_name text) LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    (SELECT q.name, p.name
+       FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+      WHERE p.last_write_at > clock_timestamp() - make_interval(secs => p_seconds + 2)
+        AND q.tenant_id = p_tenant
+      LIMIT p_most)
+    UNION ALL
+    (SELECT DISTINCT r.queue_name, NULL
+       FROM queen.log_repairs r
+      WHERE r.moved_at > clock_timestamp() - make_interval(secs => p_seconds + 10)
+        AND r.tenant_id = p_tenant)
+$$;
+
+-- Record that cursors of a queue have moved other than by acks, so that every broker looks again (spec 4.3:
+-- the durable repair marker). What is an hour old goes.
+CREATE OR REPLACE FUNCTION queen.record_move_v1(p_tenant uuid, p_queue text)
+RETURNS void LANGUAGE sql AS $$
+    DELETE FROM queen.log_repairs r WHERE r.moved_at < clock_timestamp() - interval '1 hour';
+    INSERT INTO queen.log_repairs (tenant_id, queue_name) VALUES (p_tenant, p_queue);
+$$;
 
 -- What each of many parked pops could get: how many partitions would serve it now (p_limits[i] at most), and
 -- in how many milliseconds the next one will, once its lease has run out, its first pending message is old

@@ -12,13 +12,13 @@
 -- A dead letter needs what only the caller can read from the segment. Where p_letters (jsonb, one array
 -- element an item that carries any: target, item, error, and once known offset, message) lacks it, the
 -- target is left alone and needs_payload names the offset; the caller reads it and sends the target again.
--- more_in_*: where a released lease left messages that somebody else can claim now.
+-- queue_name, partition_name: where a lease was released; has_more: it left messages to claim there.
 CREATE OR REPLACE FUNCTION queen.ack_v1(
     p_partitions uuid[], p_groups text[], p_leases text[], p_hashes bytea[], p_statuses text[],
     p_letters jsonb)
 RETURNS TABLE (ord integer, verdicts text, lease_released boolean, needs_payload bigint,
-               more_in_queue text, more_in_partition text)
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+               queue_name text, partition_name text, has_more boolean)
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_now      timestamptz := clock_timestamp();
@@ -53,7 +53,7 @@ BEGIN
          ORDER BY t.ord
     LOOP
         ord := v_target.ord; lease_released := false; needs_payload := NULL;
-        more_in_queue := NULL; more_in_partition := NULL;
+        queue_name := NULL; partition_name := NULL; has_more := false;
         SELECT * INTO v_cursor FROM queen.log_consumers c
          WHERE c.partition_id = v_target.part AND c.consumer_group = v_target.grp;
         IF NOT FOUND THEN
@@ -186,9 +186,9 @@ BEGIN
              WHERE c.partition_id = v_target.part AND c.consumer_group = v_target.grp;
         END IF;
         IF lease_released THEN
-            SELECT q.name, p.name INTO more_in_queue, more_in_partition
+            SELECT q.name, p.name, p.last_offset > v_until INTO queue_name, partition_name, has_more
               FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
-             WHERE p.id = v_target.part AND p.last_offset > v_until;
+             WHERE p.id = v_target.part;
         END IF;
 
         SELECT string_agg(CASE

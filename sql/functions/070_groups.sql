@@ -192,6 +192,7 @@ BEGIN
        SET committed = excluded.committed, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
            batch_retry_count = 0, attempt_offset = NULL, attempt_count = 0;
     GET DIAGNOSTICS v_count = ROW_COUNT;
+    PERFORM queen.record_move_v1(p_tenant, p_queue);
     RETURN v_count;
 END $$;
 
@@ -239,4 +240,5 @@ BEGIN
       ORDER BY c.partition_id, c.consumer_group FOR UPDATE;
     DELETE FROM queen.log_consumers c WHERE c.partition_id = ANY (v_ids) AND c.consumer_group = p_group;
     GET DIAGNOSTICS cursors = ROW_COUNT;
+    PERFORM queen.record_move_v1(p_tenant, moved) FROM unnest(queues) AS moved;
 END $$;

@@ -313,7 +313,7 @@ class TestDeadLetters:
     async def test_the_payload_is_asked_for(self, log: Log, partition: UUID) -> None:
         target = Target(partition, [("a", "c"), ("b", "d")])
         [row] = await log.ack_targets(target)
-        assert row[1:] == (None, False, 1, None, None)
+        assert row[1:] == (None, False, 1, None, None, False)
         assert await state(log, partition) == (-1, 5, None, 0)
         assert await dead_letters(log) == []
         [row] = await log.ack_targets(target, letters=[letter_of(1, 1, "b")])
@@ -414,14 +414,14 @@ class TestManyTargets:
 class TestMore:
     async def test_a_released_lease_tells_what_is_left(self, log: Log, partition: UUID) -> None:
         row = await log.ack(partition, "a:f")
-        assert (row.more_in_queue, row.more_in_partition) == ("q", "p")
+        assert (row.queue_name, row.partition_name, row.has_more) == ("q", "p", True)
 
     async def test_a_finished_partition_has_no_more(self, log: Log, partition: UUID) -> None:
         row = await log.ack(partition, "f:c")
-        assert (row.more_in_queue, row.more_in_partition) == (None, None)
+        assert not row.has_more
 
     async def test_a_kept_lease_tells_nothing(self, log: Log, partition: UUID) -> None:
         await log.push("g")
-        assert (await log.ack(partition, "a:c")).more_in_queue is None
+        assert not (await log.ack(partition, "a:c")).has_more
         row = await log.ack(partition, "f:c")
-        assert (row.more_in_queue, row.more_in_partition) == ("q", "p")
+        assert (row.queue_name, row.partition_name, row.has_more) == ("q", "p", True)
