@@ -4,7 +4,8 @@
 -- cursor, and only where some group has one.
 --
 -- created_at is monotone in the offset (spec 1, invariant 1), so what has expired is a prefix of the log.
--- What is compared with an index is now(), not clock_timestamp(): no index serves a volatile function.
+-- What is compared with an index is now(), not clock_timestamp(): no index serves a volatile function. The
+-- walks also forbid sorts, so that whatever the statistics say they are read in the index's order.
 
 -- The age from which messages of a queue go whatever the cursors say; NULL: never.
 CREATE OR REPLACE FUNCTION queen.retention_age_v1(p_queue queen.queues)
@@ -39,7 +40,7 @@ $$;
 CREATE OR REPLACE FUNCTION queen.retention_candidates_v1(
     p_queue uuid, p_age_seconds bigint, p_after_at timestamptz, p_after_id uuid, p_most bigint)
 RETURNS TABLE (partition_id uuid, oldest_live_at timestamptz, due boolean)
-LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
     SELECT p.id, p.oldest_live_at,
            coalesce(p.oldest_live_at < now() - make_interval(secs => queen.retention_age_v1(q)), false)
            OR coalesce((SELECT min(c.committed) FROM queen.log_consumers c WHERE c.partition_id = p.id)
@@ -91,7 +92,7 @@ END $$;
 -- ended. due: the oldest row is old enough to go.
 CREATE OR REPLACE FUNCTION queen.purge_candidates_v1(p_after_at timestamptz, p_after_id uuid, p_most bigint)
 RETURNS TABLE (partition_id uuid, oldest_txn_at timestamptz, due boolean)
-LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+LANGUAGE sql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
     SELECT p.id, p.oldest_txn_at, p.oldest_txn_at < now() - make_interval(secs => queen.sidecar_age_v1(q))
       FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
      WHERE p.txns_start < p.log_start
@@ -133,7 +134,7 @@ END $$;
 -- Delete one partition that is empty, forgotten by the sidecar and idle since p_idle_days, the longest idle;
 -- NULL: there is none. Its cursors go with it; a later push makes it anew. One that is locked is in use.
 CREATE OR REPLACE FUNCTION queen.drop_idle_partition_v1(p_idle_days bigint)
-RETURNS uuid LANGUAGE plpgsql SET enable_seqscan = off AS $$
+RETURNS uuid LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_before timestamptz := clock_timestamp() - make_interval(days => p_idle_days::integer);
     v_id     uuid;

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import astuple, evolve
 
+from queen_trio.store import retention
 from tests.store.calls import Direct, Log, Part, Pop, Target, now
 
 if TYPE_CHECKING:
@@ -27,10 +28,16 @@ TABLES = ("queues", "log_partitions", "log_segments", "log_txns", "log_consumers
 # No call below is about more than a few hundred rows; a table has 2,000 or 40,000.
 FEW = 1_000
 
+RULES: dict[str, Any] = {
+    "retention_enabled": True, "retention_seconds": 36_000, "completed_retention_seconds": 3_600,
+}  # fmt: skip
+
 LOAD = f"""
 INSERT INTO queen.queues (name) VALUES ('big');
-INSERT INTO queen.log_partitions (queue_id, name, last_offset, last_created_at)
-SELECT id, 'p' || n, {SEGMENTS - 1}, now()
+INSERT INTO queen.log_partitions
+       (queue_id, name, last_offset, last_created_at, last_write_at, oldest_live_at, oldest_txn_at)
+SELECT id, 'p' || n, {SEGMENTS - 1}, now(), now(), now() - (1200 + n * 0.001) * interval '1 second',
+       now() - (1200 + n * 0.001) * interval '1 second'
   FROM queen.queues, generate_series(1, {PARTITIONS}) n WHERE queues.name = 'big';
 INSERT INTO queen.log_txns
 SELECT p.id, o, o, now() - ({SEGMENTS} - o) * interval '1 minute',
@@ -48,6 +55,7 @@ async def warm_up(log: Log) -> None:
     """Run every call often enough for its generic plans."""
     for n in range(7):
         for queue in ("warm", f"warm{n}"):
+            await log.configure(queue, retention_enabled=True, retention_seconds=3600)
             pushed = await log.push(f"m{n}", f"n{n}", queue=queue, partition="warm")
             await log.push(f"m{n}", queue=queue, partition="warm")
             lease = {"queue": queue, "group": GROUP}
@@ -61,10 +69,22 @@ async def warm_up(log: Log) -> None:
             await log.pop(**lease, partition="warm")
             await log.pop(queue=queue, group=f"h{n}", auto_ack=True)
             await probe(log, queue, "warm")
+            await retain(log)
+            await log.trim(pushed.partition_id)
+            await log.purge(pushed.partition_id)
+            await log.drop_idle()
 
 
 async def probe(log: Log, queue: str, partition: str | None) -> Any:
     return await log.store.probe([queue], [partition], [""], [""], [GROUP], [1])
+
+
+async def retain(log: Log) -> None:
+    """Look for what retention could do."""
+    conn: Any = log.store.pool
+    for queue, age in await retention.retention_queues(conn):
+        await retention.candidates(conn, queue, age, retention.BEGINNING, 1_000)
+    await retention.purge_candidates(conn, retention.BEGINNING, 1_000)
 
 
 async def drop_warm(log: Log) -> None:
@@ -159,6 +179,27 @@ class TestReads:
         cursors = {"log_consumers": PARTITIONS + FEW}
         check(reader.read(log.store.extend("lease", 60)), **cursors)
         check(reader.read(log.store.release("lease")), **cursors)
+
+    def test_retention(self, reader: Reader) -> None:
+        """Nothing is due: a cycle doesn't look at partitions; one step looks at one of them."""
+        log, part = reader.log, reader.partition
+        now(log.configure("big", **RULES))
+        check(rows_of_cycle(reader), log_partitions=20)
+        check(reader.read(log.drop_idle()))
+        check(reader.read(log.trim(part)))
+        check(reader.read(log.purge(part)))
+        now(log.age(3600, queue="big"))
+        check(reader.read(log.trim(part, 5)))
+        # What all groups but one have passed is looked at in turns, a thousand in a cycle.
+        candidates = {"log_partitions": 2 * FEW, "log_consumers": 2 * FEW, "log_segments": 2 * FEW}
+        check(rows_of_cycle(reader), **candidates)
+
+
+def rows_of_cycle(reader: Reader) -> dict[str, tuple[int, int]]:
+    """What retention's look reads, except queues: those are all asked for their rules."""
+    rows = reader.read(retain(reader.log))
+    del rows["queues"]
+    return rows
 
 
 def pop_arguments(**pop: Any) -> tuple[Any, ...]:
