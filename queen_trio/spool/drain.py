@@ -1,0 +1,96 @@
+"""The replay: oldest record first, in order, and what to do with one that is refused for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from queen_trio.errors import DatabaseUnavailable, QueenError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from .records import SpoolRecord
+    from .writer import Spool
+
+log = structlog.get_logger(__name__)
+
+# How often a record is refused for good before it is set aside (spec 4).
+ATTEMPTS: Final = 5
+# Between attempts while the database is away: twice as long each time, up to the second.
+BACKOFF_FIRST_SECONDS: Final = 0.05
+BACKOFF_MAX_SECONDS: Final = 1.0
+
+
+class Drain:
+    """Replays one spool; `run` is an iteration of a job."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        replay: Callable[[Sequence[SpoolRecord]], Awaitable[int]],
+        is_paused: Callable[[], bool],
+        max_batch: int,
+    ) -> None:
+        """`replay` commits records in their order and returns how many of the first ones it has.
+
+        It raises `DatabaseUnavailable` for what may succeed later, another `QueenError` for what
+        won't; then none of them is committed, or none that it won't recognise.
+        """
+        self._spool = spool
+        self._replay = replay
+        self._is_paused = is_paused
+        self._max_batch = max_batch
+        self._refusals = 0  # of the oldest record, in a row
+        self._backoff = 0.0
+        self._not_before = 0.0
+
+    async def run(self) -> None:
+        """Replay until the spool is empty, paused, or the database can't; raises OSError."""
+        if trio.current_time() < self._not_before:
+            return
+        alone = 0  # so many records of a batch that was refused go one at a time
+        while not self._is_paused():
+            records = await self._spool.peek(1 if alone else self._max_batch)
+            if not records:
+                return
+            try:
+                committed = await self._replay(records)
+            except DatabaseUnavailable as error:
+                self._back_off(error)
+                return
+            except QueenError as error:
+                if len(records) > 1:
+                    alone = len(records)  # one of them; its neighbours go on
+                    continue
+                await self._refused(records[0], error)
+                if self._refusals:
+                    return
+                committed = 1
+            else:
+                await self._spool.advance(committed)
+                self._refusals = 0
+            self._backoff = 0.0
+            alone = max(alone - committed, 0)
+
+    def _back_off(self, error: DatabaseUnavailable) -> None:
+        log.debug("spool: replay waits for the database", error=str(error))
+        self._backoff = min(max(self._backoff * 2, BACKOFF_FIRST_SECONDS), BACKOFF_MAX_SECONDS)
+        self._not_before = trio.current_time() + self._backoff
+
+    async def _refused(self, record: SpoolRecord, error: QueenError) -> None:
+        self._refusals += 1
+        if self._refusals < ATTEMPTS:
+            return
+        path = await self._spool.quarantine(str(error), self._refusals)
+        self._refusals = 0
+        log.error(
+            "spool: record quarantined",
+            queue=record.queue,
+            partition=record.partition,
+            messages=len(record.messages),
+            file=str(path),
+            error=str(error),
+        )
