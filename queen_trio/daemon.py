@@ -2,7 +2,7 @@
 
     run
     ├── signals            first one drains, second one exits at once
-    └── PostgreSQL         embedded, or reached through PG_*
+    └── PostgreSQL         embedded, or reached through PG_*, by sessions of our own
         └── schema         applied or checked, before anything serves
             └── pool
                 └── broker     push and ack lanes, wakeups
@@ -31,7 +31,7 @@ import trio
 from queen_trio.broker import Broker, open_broker, traffic
 from queen_trio.config import Config, DrainParked, PostgresConfig
 from queen_trio.embedded import default_data_dir, open_embedded
-from queen_trio.errors import DatabaseUnavailable, QueenError
+from queen_trio.errors import DatabaseError, DatabaseUnavailable, QueenError
 from queen_trio.http import server as http_server
 from queen_trio.http.app import App
 from queen_trio.http.limits import HttpLimits
@@ -42,6 +42,7 @@ from queen_trio.jobs.runner import Job, serve_jobs
 from queen_trio.mesh import MeshNode
 from queen_trio.store.migrate import apply_schema, check_schema
 from queen_trio.store.pool import open_pool
+from queen_trio.store.preflight import check_sessions, read_capacity
 from queen_trio.store.queries import DEFAULT_TENANT, Store
 from queen_trio.store.resources import ResourceStore
 from queen_trio.store.settings import ConnectionSettings
@@ -107,6 +108,7 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNod
     async with AsyncExitStack() as stack:
         settings = await stack.enter_async_context(_open_postgres(config))
         await _prepare_schema(config, settings)
+        await _warn_of_capacity(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
         broker = await stack.enter_async_context(
             open_broker(config, Store(pool), None if mesh is None else mesh.hints)
@@ -220,9 +222,14 @@ async def _open_postgres(config: Config) -> AsyncIterator[ConnectionSettings]:
 async def _prepare_schema(config: Config, settings: ConnectionSettings) -> None:
     """Apply or check the schema, waiting for a PostgreSQL that isn't there yet (spec 8.23)."""
     prepare = apply_schema if config.postgres.apply_schema else check_schema
+    # The embedded server has no pooler before it.
+    sessions_checked = config.postgres.embedded
     backoff = BOOT_BACKOFF_FIRST_SECONDS
     while True:
         try:
+            if not sessions_checked:
+                await check_sessions(settings)
+                sessions_checked = True
             version = await prepare(settings)
         except DatabaseUnavailable as error:
             log.warning("postgres not reachable yet", error=str(error), again_in=round(backoff, 2))
@@ -231,3 +238,24 @@ async def _prepare_schema(config: Config, settings: ConnectionSettings) -> None:
             return
         await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
         backoff = min(backoff * 2, BOOT_BACKOFF_MAX_SECONDS)
+
+
+async def _warn_of_capacity(config: Config, settings: ConnectionSettings) -> None:
+    """Say at boot that the pools of all brokers don't fit into the server (spec 8.22).
+
+    No more than a warning: pools open lazily, and cap themselves at what the server admits.
+    """
+    try:
+        capacity = await read_capacity(settings)
+    except DatabaseError as error:
+        log.warning("max_connections not checked", error=str(error))
+        return
+    replicas, pool_size = config.sync.replicas, config.postgres.pool_size
+    if replicas * pool_size > capacity:
+        log.warning(
+            "DB_POOL_SIZE doesn't fit max_connections",
+            replicas=replicas,
+            pool_size=pool_size,
+            wanted=replicas * pool_size,
+            admitted=capacity,
+        )

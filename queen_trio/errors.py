@@ -46,3 +46,7 @@ class DatabaseUnavailable(DatabaseError):
 
 class SchemaError(QueenError):
     """The schema in the database can't serve this broker; ends the boot with exit 1."""
+
+
+class PoolingError(QueenError):
+    """Connections to PostgreSQL aren't sessions of their own; ends the boot with exit 1."""

@@ -97,3 +97,13 @@ class SyncConfig:
     def starts(self) -> bool:
         """Whether there is a mesh to run at all."""
         return self.enabled and bool(self.peers)
+
+    @property
+    def replicas(self) -> int:
+        """How many brokers the peer list speaks of: this one and the others.
+
+        A uniform list names this one too; it is known by its server id, as the host name or the
+        first label of it. Where that tells nothing, the count is one too high.
+        """
+        others = [p for p in self.peers if self.server_id not in (p.host, p.host.split(".")[0])]
+        return 1 + len(others)

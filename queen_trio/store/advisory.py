@@ -28,6 +28,7 @@ class AdvisoryLock(Enum):
     SCHEMA = 0x717565656E  # "queen" in ASCII, and those after it
     RETENTION = 0x717565656F
     STATS = 0x7175656570
+    PREFLIGHT = 0x7175656571
 
 
 @asynccontextmanager
