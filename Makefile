@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help serve test check lock bench wheel clean
+.PHONY: help serve test check servers lock bench wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,7 +17,7 @@ help: ## List the targets
 serve: $(VENV)/serve ## Run the broker on port 6632, on an embedded PostgreSQL unless PG_HOST is set
 	@exec $(BIN)/queen-trio serve
 
-test: $(VENV)/dev ## Run every test against a real PostgreSQL (narrow with T="tests/unit -k lease")
+test: $(VENV)/dev servers ## Run every test against a real PostgreSQL (narrow with T="tests/unit -k lease")
 	$(BIN)/python -m pytest $(T)
 
 check: $(VENV)/dev ## Lint, type-check and check the import rules
@@ -26,6 +26,9 @@ check: $(VENV)/dev ## Lint, type-check and check the import rules
 	$(BIN)/flake8-async --enable ASYNC100,ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC105,ASYNC106,ASYNC109,ASYNC110,ASYNC111,ASYNC112,ASYNC113,ASYNC115,ASYNC116,ASYNC118,ASYNC119,ASYNC122,ASYNC125,ASYNC126 $$(git ls-files 'queen_trio/*.py' 'protocol/*.py')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+servers: ## Fetch HAProxy, PgBouncer and nss_wrapper, which tests run, into .cache (Debian; no root)
+	@./.ci/servers
 
 lock: $(VENV)/dev ## Write requirements*.txt anew from pyproject.toml
 	./.ci/lock
@@ -37,7 +40,7 @@ wheel: $(VENV)/dev ## Build the wheel and smoke-test it in a fresh environment
 	./.ci/wheel
 
 clean: ## Remove the virtual environment and caches (never queen-data)
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/python:
 	@test -n "$(PYTHON)" || { echo "queen-trio needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=..." >&2; exit 1; }
