@@ -8,9 +8,9 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_vectors import in_pieces, raw_frame
 
 import queen_protocol as wire
+from tests.protocol.wire_vectors import in_pieces, raw_frame
 
 MIB = 1024 * 1024
 

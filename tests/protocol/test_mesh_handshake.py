@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_vectors import NONCE, SECRET, new_inbound, new_listener, run
 
 import queen_protocol as wire
+from tests.protocol.wire_vectors import NONCE, SECRET, new_inbound, new_listener, run
 
 
 def hello(nonce: str = NONCE, secret: bytes = SECRET, server_id: str = "queen-a") -> wire.Hello:

@@ -10,7 +10,10 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_vectors import (
+
+import queen_protocol as wire
+from queen_protocol import FrameKind, FrameType, LinkState, Reason
+from tests.protocol.wire_vectors import (
     NONCE,
     ONE_OF_EACH,
     SECRET,
@@ -21,9 +24,6 @@ from wire_vectors import (
     raw_frame,
     run,
 )
-
-import queen_protocol as wire
-from queen_protocol import FrameKind, FrameType, LinkState, Reason
 
 HELLO = ONE_OF_EACH[FrameType.HELLO]
 GREETING = wire.encode(HELLO)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_vectors import CLASSES, ONE_OF_EACH
 
 import queen_protocol as wire
+from tests.protocol.wire_vectors import CLASSES, ONE_OF_EACH
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 optional = st.none() | text

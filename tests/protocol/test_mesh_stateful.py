@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
-from wire_vectors import ONE_OF_EACH, SECRET, raw_frame
 
 import queen_protocol as wire
 from queen_protocol import LinkState, Reason
+from tests.protocol.wire_vectors import ONE_OF_EACH, SECRET, raw_frame
 
 HINTS = [m for t, m in ONE_OF_EACH.items() if t is not wire.FrameType.HELLO]
 CAPACITY = 2  # nonces; few, so that runs get to forgetting

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from wire_vectors import (
+
+import queen_protocol as wire
+from tests.protocol.wire_vectors import (
     CLASSES,
     Outcome,
     in_pieces,
@@ -15,8 +17,6 @@ from wire_vectors import (
     run,
     stream_of,
 )
-
-import queen_protocol as wire
 
 MESSAGES = load("messages.json")
 STREAMS = load("streams.json")
