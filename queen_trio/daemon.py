@@ -3,17 +3,18 @@
     run
     ├── signals            first one drains, second one exits at once
     └── PostgreSQL         embedded, or reached through PG_*, by sessions of our own
-        └── schema         applied or checked, before anything serves
-            └── pool
-                └── broker     push and ack lanes, wakeups
-                    ├── jobs       supervised
-                    ├── keys       supervised: those that verify tokens, where an issuer has them
-                    ├── mesh       supervised; only where there are peers
-                    └── http       its death ends the process
+        └── spool          this broker's own directory, locked
+            └── schema         applied or checked, before anything serves
+                └── pool
+                    └── broker     push and ack lanes, wakeups
+                        ├── jobs       supervised
+                        ├── keys       supervised: what verifies tokens, where an issuer has it
+                        ├── mesh       supervised; only where there are peers
+                        └── http       its death ends the process
 
 Everything is a context or a nursery, so that stopping is leaving: http first (parked pops are
-answered, requests finish), then mesh and jobs, then what was accepted is flushed, then the pool and
-PostgreSQL close. A deadline (QUEEN_SHUTDOWN_TIMEOUT_MS) bounds it all.
+answered, requests finish), then mesh and jobs, then what was accepted is flushed, then pool,
+spool and PostgreSQL close. A deadline (QUEEN_SHUTDOWN_TIMEOUT_MS) bounds it all.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import structlog
 import trio
 
 from queen_trio.broker import Broker, open_broker, traffic
+from queen_trio.broker.outage import ride_out
 from queen_trio.config import Config, DrainParked, PostgresConfig
 from queen_trio.embedded import default_data_dir, open_embedded
 from queen_trio.errors import DatabaseError, DatabaseUnavailable, QueenError
@@ -40,6 +42,7 @@ from queen_trio.jobs.history import PURGE_SECONDS, History
 from queen_trio.jobs.retention import Retention
 from queen_trio.jobs.runner import Job, serve_jobs
 from queen_trio.mesh import MeshNode
+from queen_trio.spool import open_spool
 from queen_trio.store.migrate import apply_schema, check_schema
 from queen_trio.store.pool import open_pool
 from queen_trio.store.preflight import check_sessions, read_capacity
@@ -51,6 +54,7 @@ from queen_trio.supervision import supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from queen_trio.http.guard import Guard
 
@@ -106,21 +110,29 @@ class _Stop:
 
 async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNode | None) -> None:
     async with AsyncExitStack() as stack:
-        settings = await stack.enter_async_context(_open_postgres(config))
+        data_dir = embedded_data_dir(config)
+        settings = await stack.enter_async_context(_open_postgres(config, data_dir))
+        spool = await stack.enter_async_context(
+            open_spool(spool_directory(config, data_dir), config.file_buffer.max_bytes)
+        )
         await _prepare_schema(config, settings)
         await _warn_of_capacity(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
         broker = await stack.enter_async_context(
-            open_broker(config, Store(pool), None if mesh is None else mesh.hints)
+            open_broker(config, Store(pool), spool, None if mesh is None else mesh.hints)
         )
         broker.mesh_statistics = None if mesh is None else mesh.statistics
+        jobs = _jobs(broker)
+        broker.job_statistics = lambda: [job.statistics() for job in jobs]
+        await _load_maintenance(broker)
         drain = trio.Event()
         async with trio.open_nursery() as services:
+            start = partial(services.start_soon, supervise)
             if mesh is not None:
-                services.start_soon(supervise, "mesh", partial(mesh.serve, broker.local_hints))
-            services.start_soon(supervise, "jobs", partial(serve_jobs, _jobs(broker)))
+                start("mesh", partial(mesh.serve, broker.local_hints), broker.restarts)
+            start("jobs", partial(serve_jobs, jobs), broker.restarts)
             if guard is not None:
-                services.start_soon(supervise, "signing keys", guard.serve)
+                start("signing keys", guard.serve, broker.restarts)
             async with trio.open_nursery() as http:
                 addresses = await http.start(_run_http, config, broker, guard, drain)
                 for address in addresses:
@@ -184,11 +196,39 @@ def _jobs(broker: Broker) -> list[Job]:
         Job("metrics", config.metrics_flush_ms / 1000, partial(traffic.flush, broker)),
         Job("lag", config.stats_interval_ms / 1000, history.sample),
         Job("history", PURGE_SECONDS, history.purge),
+        Job("backlog", config.stats_interval_ms / 1000, broker.backlog.read_lags),
+        Job("dead letters", config.metrics_flush_ms / 1000, broker.backlog.read_dead_letters),
+        Job("reconcile", config.cache_refresh_ms / 1000, broker.maintenance.refresh),
+        Job("spool drain", broker.config.file_buffer.flush_ms / 1000, broker.spool_drain.run),
     ]
 
 
+async def _load_maintenance(broker: Broker) -> None:
+    """Learn what is switched on before the first request; with luck, later (job "reconcile")."""
+    try:
+        await ride_out(broker.maintenance.refresh)
+    except DatabaseUnavailable as error:
+        log.warning("maintenance switches not read yet", error=str(error))
+
+
+def embedded_data_dir(config: Config) -> Path:
+    """Where the embedded PostgreSQL keeps its data; creates nothing."""
+    chosen = config.postgres.data_dir
+    if config.postgres.embedded and chosen == PostgresConfig().data_dir:
+        return default_data_dir(chosen)
+    return chosen
+
+
+def spool_directory(config: Config, data_dir: Path) -> Path:
+    """Where this broker's spool is: beside the embedded PostgreSQL, unless told otherwise."""
+    directory = config.file_buffer.directory
+    if config.postgres.embedded and directory == config.postgres.data_dir / "buffers":
+        return data_dir / "buffers"
+    return directory
+
+
 @asynccontextmanager
-async def _open_postgres(config: Config) -> AsyncIterator[ConnectionSettings]:
+async def _open_postgres(config: Config, data_dir: Path) -> AsyncIterator[ConnectionSettings]:
     """Yield how to reach PostgreSQL: a private one while the block runs, or that of PG_*."""
     postgres = config.postgres
     if not postgres.embedded:
@@ -205,9 +245,6 @@ async def _open_postgres(config: Config) -> AsyncIterator[ConnectionSettings]:
             server_id=config.sync.server_id,
         )
         return
-    data_dir = postgres.data_dir
-    if data_dir == PostgresConfig().data_dir:
-        data_dir = default_data_dir(data_dir)
     async with open_embedded(data_dir, binaries=postgres.bin_dir) as embedded:
         yield ConnectionSettings(
             host=str(embedded.host),

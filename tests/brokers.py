@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -120,10 +121,11 @@ def postgres_environment(settings: ConnectionSettings) -> dict[str, str]:
 @contextmanager
 def running_broker(environment: Mapping[str, str]) -> Iterator[LiveBroker]:
     """Run a broker for the block's time."""
-    broker = LiveBroker(environment)
-    broker.start()
-    try:
-        yield broker
-    finally:
-        if broker.process.poll() is None:
-            broker.kill()
+    with tempfile.TemporaryDirectory(prefix="queen-spool-") as spool:
+        broker = LiveBroker({"FILE_BUFFER_DIR": spool, **environment})
+        broker.start()
+        try:
+            yield broker
+        finally:
+            if broker.process.poll() is None:
+                broker.kill()

@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
-from attrs import define
+from attrs import define, field
 
 from queen_trio.model.ids import Uuid7
+from queen_trio.spool import Drain
+from queen_trio.store.backlog import BacklogStore
 from queen_trio.store.dlq import DeadLetterStore
 from queen_trio.store.groups import GroupStore
 from queen_trio.store.messages import MessageStore
+from queen_trio.store.replay import ReplayStore
 from queen_trio.store.resources import ResourceStore
 from queen_trio.store.streams import StreamStore
+from queen_trio.store.system import SystemStore
 from queen_trio.store.traces import TraceStore
 
 from .ack import AckService, open_ack_service
+from .arbiter import Arbiter
+from .backlog import Backlog
+from .buffer import PushBuffer
 from .candidates import Candidates
 from .dlq import DeadLetterService
 from .encryption import Encryption
 from .groups import GroupService
 from .hints import FanOut, Hints, LocalHints
+from .maintenance import Maintenance
 from .messages import MessageService
 from .pop import PopService
 from .push import PushService, open_push_service
 from .queues import QueueService
+from .replay import ReplayService
 from .resources import ResourceService
 from .streams import StreamService
 from .traces import TraceService
-from .traffic import CountingStore, Traffic
+from .traffic import CountingStore, Requests, Traffic
 from .transaction import TransactionService
 from .wakeups import Wakeups
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from queen_trio.config import Config
+    from queen_trio.model.jobs import JobStatistics
     from queen_trio.model.mesh import MeshStatistics
+    from queen_trio.spool import Spool
     from queen_trio.store.queries import Store
 
 
@@ -64,7 +76,17 @@ class Broker:
     messages: MessageService
     traces: TraceService
     streams: StreamService
+    maintenance: Maintenance
+    spool: Spool
+    spool_drain: Drain
+    arbiter: Arbiter
+    backlog: Backlog
+    requests: Requests = field(factory=Requests)
     draining: bool = False
+    # Crashes of what the daemon supervises, by name.
+    restarts: Counter[str] = field(factory=Counter)
+    # Set by the daemon.
+    job_statistics: Callable[[], Sequence[JobStatistics]] = tuple
     # Set by the daemon, where there is a mesh.
     mesh_statistics: Callable[[], MeshStatistics] | None = None
 
@@ -77,7 +99,7 @@ class Broker:
 
 @asynccontextmanager
 async def open_broker(
-    config: Config, store: Store, others: Hints | None = None
+    config: Config, store: Store, spool: Spool, others: Hints | None = None
 ) -> AsyncIterator[Broker]:
     """Run the services of a broker; leaving flushes accepted pushes and acks.
 
@@ -88,23 +110,31 @@ async def open_broker(
     ids = Uuid7()
     traffic = Traffic()
     store = CountingStore(store, traffic)
+    arbiter = Arbiter(config.flow, lambda: store.pool.limit)
+    store.pool.admission = arbiter
     wakeups = Wakeups(store, config.pop)
     candidates = None
     if config.jobs.hotlist:
         candidates = Candidates(store, wakeups, config.pop.max_ms / 1000)
         wakeups.candidates = candidates
-    local = LocalHints(wakeups, candidates)
+    maintenance = Maintenance(SystemStore(store.pool))
+    local = LocalHints(wakeups, candidates, maintenance)
     hints: Hints = local if others is None else FanOut([local, others])
     encryption = Encryption(store, config.security.encryption_key)
     letters = DeadLetterStore(store.pool, store.tenant)
     messages = MessageStore(store.pool, store.tenant)
     max_bytes = config.pop.max_bytes
+    available = hints.messages_available
+    replays = ReplayService(store, ReplayStore(store), encryption, traffic, available)
     async with trio.open_nursery() as background:
+        background.start_soon(arbiter.serve)  # noqa: ASYNC113 - until then the budget stands
         background.start_soon(wakeups.serve)  # noqa: ASYNC113 - pops only enlist before
         if candidates is not None:
             background.start_soon(candidates.serve)  # noqa: ASYNC113 - the same
         async with (
-            open_push_service(store, ids, encryption, hints.messages_available) as pushes,
+            open_push_service(
+                store, ids, encryption, maintenance, PushBuffer(spool, encryption), available
+            ) as pushes,
             open_ack_service(store, hints) as acks,
         ):
             yield Broker(
@@ -115,7 +145,9 @@ async def open_broker(
                 local,
                 hints,
                 pushes,
-                PopService(store, ids, wakeups, candidates, hints, encryption, config.pop),
+                PopService(
+                    store, ids, wakeups, candidates, hints, encryption, maintenance, config.pop
+                ),
                 acks,
                 TransactionService(store, ids, hints, encryption),
                 QueueService(store, hints, encryption),
@@ -127,5 +159,15 @@ async def open_broker(
                 MessageService(messages, letters, encryption, max_bytes),
                 TraceService(TraceStore(store.pool, store.tenant), max_bytes),
                 StreamService(StreamStore(store.pool, store.tenant), ids, hints, encryption),
+                maintenance,
+                spool,
+                Drain(
+                    spool,
+                    replays.replay,
+                    lambda: maintenance.push,
+                    config.file_buffer.max_batch,
+                ),
+                arbiter,
+                Backlog(BacklogStore(store)),
             )
         background.cancel_scope.cancel()

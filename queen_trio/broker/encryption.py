@@ -115,6 +115,24 @@ class Encryption:
         seal = partial(seal_record, self._cipher)
         return Encoded(*segments.encode([seal(record) for record in records]), True)
 
+    def seal_for_disk(self, queue: str, records: Sequence[bytes]) -> Sequence[bytes]:
+        """Return records as they may lie in the spool: sealed whatever the queue, given a key.
+
+        While PostgreSQL is away nobody can tell what a queue wants. Raises `EncryptionKeyMissing`
+        where the queue is known to want it and there is no key.
+        """
+        if self._cipher is not None:
+            return [seal_record(self._cipher, record) for record in records]
+        if queue in self._encrypted:
+            raise EncryptionKeyMissing(queue)
+        return records
+
+    def open_from_disk(self, records: Sequence[bytes]) -> list[bytes]:
+        """Return spooled records as they were pushed; raises `Undecipherable`."""
+        return [
+            open_record(self._cipher, record) if is_sealed(record) else record for record in records
+        ]
+
     async def agree(self, queues: Collection[str], call: Callable[[], Awaitable[T]]) -> T:
         """Repeat `call` until it encodes as the queues want it now; raises what it raises."""
         for _ in range(AGREE_ATTEMPTS - 1):

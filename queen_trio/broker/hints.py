@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
+from .maintenance import Maintenance, Switch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -49,6 +51,7 @@ class LocalHints:
 
     wakeups: Wakeups
     candidates: Candidates | None
+    maintenance: Maintenance
 
     def messages_available(self, keys: Iterable[Key]) -> None:
         keys = tuple(keys)
@@ -80,10 +83,10 @@ class LocalHints:
         self.wakeups.notify_queue(queue)
 
     def maintenance_set(self, enabled: bool) -> None:
-        """Nothing yet: push maintenance comes with the spool."""
+        self.maintenance.set(Switch.PUSH, enabled=enabled)
 
     def pop_maintenance_set(self, enabled: bool) -> None:
-        """Nothing yet."""
+        self.maintenance.set(Switch.POP, enabled=enabled)
 
 
 @frozen

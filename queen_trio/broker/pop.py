@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .encryption import Encryption
     from .hints import Hints
     from .hotlist import Ring
+    from .maintenance import Maintenance
 
 
 # How late the answer of a parked pop may be when its last look at the database doesn't come back:
@@ -46,6 +47,7 @@ class PopService:
         candidates: Candidates | None,
         hints: Hints,
         encryption: Encryption,
+        maintenance: Maintenance,
         config: PopConfig,
     ) -> None:
         self._store = store
@@ -54,6 +56,7 @@ class PopService:
         self._candidates = candidates
         self._hints = hints
         self._encryption = encryption
+        self._maintenance = maintenance
         self._config = config
 
     async def pop(self, request: PopRequest) -> Claim | None:
@@ -65,6 +68,8 @@ class PopService:
         """
         arrival = trio.current_time()
         if request.timeout is None:
+            if self._maintenance.pop:
+                return None
             return await ride_out(lambda: self._claim(request, arrival))
         if self._wakeups.draining:
             return None
@@ -75,6 +80,11 @@ class PopService:
         with self._wakeups.waiter(key) as waiter:
             while True:
                 claim = None
+                if self._maintenance.pop:  # an instant 204 would make clients spin (spec 8.14)
+                    with self._wakeups.looking(deadline):
+                        await self._maintenance.wait_pops_open()
+                    if trio.current_time() >= deadline or self._wakeups.draining:
+                        return None
                 # Cancelled after the statement was sent, a claim still comes back.
                 with (
                     self._wakeups.looking(deadline + PATIENCE_SECONDS),

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from queen_trio.model.ids import Uuid7
     from queen_trio.model.message import PushItem, PushResult
 
+    from .buffer import PushBuffer
     from .encryption import Encryption
+    from .maintenance import Maintenance
 
 log = structlog.get_logger(__name__)
 
@@ -55,12 +57,16 @@ class PushService:
         store: Store,
         ids: Uuid7,
         encryption: Encryption,
+        maintenance: Maintenance,
+        buffer: PushBuffer,
         on_commit: Callable[[Sequence[Key]], None],
     ) -> None:
         """`on_commit` is told which partitions have new messages, after each commit."""
         self._store = store
         self._ids = ids
         self._encryption = encryption
+        self._maintenance = maintenance
+        self._buffer = buffer
         self._on_commit = on_commit
         self._ready: deque[Segment] = deque()
         # Open segments of each partition that has any, oldest first. The oldest of a partition is
@@ -74,8 +80,9 @@ class PushService:
     ) -> list[PushResult]:
         """Store valid `items` and return one result for each, in order.
 
-        The items of one (queue, partition) commit together. Once this has started they will be
-        stored even if the caller is cancelled: then nobody waits for the answer.
+        The items of one (queue, partition) commit together, or go to the spool together while the
+        database is away or in maintenance. Once this has started they will be stored even if the
+        caller is cancelled: then nobody waits for the answer.
         """
         if not items:
             return []
@@ -146,6 +153,9 @@ class PushService:
 
     async def _commit(self, bundle: list[Segment]) -> None:
         """Commit the segments, stripping duplicates until the rest is clean."""
+        if self._maintenance.push:
+            await self._buffer.take(bundle, "the queue is in maintenance")
+            return
         todo = bundle
         while todo:
             try:
@@ -154,8 +164,8 @@ class PushService:
                 )
                 todo = await self._sort_out(todo, rows)
             except DatabaseUnavailable as error:
-                log.warning("push failed", error=str(error), segments=len(todo))
-                _fail(todo, "the database is unavailable")
+                log.warning("push not committed", error=str(error), segments=len(todo))
+                await self._buffer.take(todo, "the database is unavailable")
                 return
             except (DatabaseError, EncryptionKeyMissing) as error:
                 if len(todo) == 1:
@@ -258,10 +268,12 @@ async def open_push_service(
     store: Store,
     ids: Uuid7,
     encryption: Encryption,
+    maintenance: Maintenance,
+    buffer: PushBuffer,
     on_commit: Callable[[Sequence[Key]], None],
 ) -> AsyncIterator[PushService]:
     """Run a PushService; leaving flushes what was accepted."""
-    service = PushService(store, ids, encryption, on_commit)
+    service = PushService(store, ids, encryption, maintenance, buffer, on_commit)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:

@@ -69,6 +69,12 @@ class Draft:
         if not self._pending.count:
             self._pending.done.set()
 
+    def buffer(self) -> None:
+        """Settle with every message `buffered`."""
+        for result in self.results:
+            result.status = PushStatus.BUFFERED
+        self.settle()
+
     def fail(self, error: str) -> None:
         """Settle with every message `failed`."""
         for result in self.results:

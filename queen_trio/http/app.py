@@ -27,6 +27,7 @@ from . import (
     resources,
     status,
     streams,
+    system,
     traces,
     transaction,
 )
@@ -190,6 +191,7 @@ _ROUTES: Final = _merge(
     resources.ROUTES,
     analytics.ROUTES,
     streams.ROUTES,
+    system.ROUTES,
     internal.ROUTES,
 )
 _FIXED: Final = {path.encode(): methods for path, methods in _ROUTES.items() if ":" not in path}

@@ -61,6 +61,9 @@ ROUTE_ACCESS: Final[dict[str, dict[str, Access]]] = {
     "/api/v1/analytics/worker-metrics": {"GET": Access.LOOK},
     "/api/v1/analytics/postgres-stats": {"GET": Access.LOOK},
     "/api/v1/stats/refresh": {"POST": Access.ADMIN},
+    "/api/v1/status/buffers": {"GET": Access.LOOK},
+    "/api/v1/system/maintenance": {"GET": Access.ADMIN, "POST": Access.ADMIN},
+    "/api/v1/system/maintenance/pop": {"GET": Access.ADMIN, "POST": Access.ADMIN},
     "/api/v1/system/shared-state": {"GET": Access.ADMIN},
     # between brokers, and for those who run them (spec 8.25)
     "/internal/api/shared-state/stats": {"GET": Access.ADMIN},

@@ -40,6 +40,7 @@ async def list_dead_letters(broker: Broker, request: Request) -> Response:
 
 async def replay(broker: Broker, request: Request) -> Response:
     """Move one dead letter back into its queue."""
+    broker.maintenance.check_writable()
     (row_id,) = request.path
     moved = await broker.dead_letters.replay(uuid(row_id, "id"))
     if moved is None:

@@ -25,9 +25,8 @@ async def shared_state(broker: Broker, request: Request) -> Response:
     state: dict[str, Any] = {
         "server_id": sync.server_id,
         "transport": TRANSPORT,
-        # Push and pop maintenance: nothing switches them on yet.
-        "maintenance_mode": False,
-        "pop_maintenance_mode": False,
+        "maintenance_mode": broker.maintenance.push,
+        "pop_maintenance_mode": broker.maintenance.pop,
     }
     if broker.mesh_statistics is None:
         reason = "no_peers" if sync.enabled else "sync_disabled"

@@ -77,6 +77,7 @@ async def show_message(broker: Broker, request: Request) -> Response:
 
 async def retry_message(broker: Broker, request: Request) -> Response:
     """Move the newest dead letter of a message, or that of the named group, back."""
+    broker.maintenance.check_writable()
     partition_id, transaction_id = message_address(request.path)
     group = check_optional_name(_body(request).consumer_group, "consumerGroup")
     moved = await broker.dead_letters.retry(partition_id, transaction_id, group)

@@ -131,6 +131,7 @@ async def get_state(broker: Broker, request: Request) -> Response:
 
 async def commit_cycle(broker: Broker, request: Request) -> Response:
     """Commit changes of state, pushes and source messages together."""
+    broker.maintenance.check_writable()
     body = decode_untrusted(_cycle, request.body)
     pushes = body.push_items or []
     for index, item in enumerate(pushes):

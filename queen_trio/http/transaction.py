@@ -53,6 +53,7 @@ _decoder = msgspec.json.Decoder(_TransactionBody)
 
 async def transaction(broker: Broker, request: Request) -> Response:
     """Push and acknowledge, all or nothing; a refusal is a 200 with `success: false`."""
+    broker.maintenance.check_writable()
     body = decode_untrusted(_decoder, request.body)
     _refuse_riders(body)
     pushes: list[PushItem] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 _COUNTER_BITS: Final = 48
 
 ZERO_UUID: Final = "00000000-0000-0000-0000-000000000000"
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def created_at(message_id: str) -> datetime:
+    """When a UUIDv7 was made, to the millisecond, by the clock of its maker."""
+    return _EPOCH + timedelta(milliseconds=int(message_id[:8] + message_id[9:13], 16))
 
 
 class Uuid7:

@@ -79,6 +79,9 @@ class _Waiter:
     ready: trio.Event = field(factory=trio.Event)
     connection: TrioConnection | None = None
     closed: bool = False
+    # Gives up when an attempt to connect fails.
+    impatient: bool = False
+    refused: bool = False
 
 
 @frozen
@@ -123,25 +126,36 @@ class Pool:
         return _Lease(self, deadline_seconds)
 
     async def fetch(
-        self, statement: Statement, *params: Any, deadline_seconds: float = ACQUIRE_SECONDS
+        self,
+        statement: Statement,
+        *params: Any,
+        deadline_seconds: float = ACQUIRE_SECONDS,
+        impatient: bool = False,
     ) -> list[tuple[Any, ...]]:
         """Run a prepared statement on any connection: `TrioConnection.fetch` with its errors.
 
         `deadline_seconds` bounds the wait for the connection, the statement has its own deadline.
-        A lost prepared statement is retried once, on a fresh connection (spec 8.16).
+        Who is `impatient` doesn't wait for a database that can't be reached. A lost prepared
+        statement is retried once, on a fresh connection (spec 8.16).
         """
+        if impatient and not self._open and trio.current_time() < self._retry_at:
+            raise self._not_reachable()
         try:
-            return await self._fetch_once(statement, params, deadline_seconds)
+            return await self._fetch_once(statement, params, deadline_seconds, impatient)
         except StatementLost as error:
             # What made one session forget (a pooler, a migration) befell the idle ones too.
             log.warning("prepared statement lost", statement=statement.name, error=str(error))
             self._close_idle()
-            return await self._fetch_once(statement, params, deadline_seconds)
+            return await self._fetch_once(statement, params, deadline_seconds, impatient)
 
     async def _fetch_once(
-        self, statement: Statement, params: tuple[Any, ...], deadline_seconds: float
+        self,
+        statement: Statement,
+        params: tuple[Any, ...],
+        deadline_seconds: float,
+        impatient: bool,
     ) -> list[tuple[Any, ...]]:
-        connection = await self._take(deadline_seconds)
+        connection = await self._take(deadline_seconds, impatient=impatient)
         try:
             return await connection.fetch(statement, *params)
         finally:
@@ -174,14 +188,14 @@ class Pool:
 
     # -- taking and putting back -----------------------------------------------------------
 
-    async def _take(self, deadline_seconds: float) -> TrioConnection:
+    async def _take(self, deadline_seconds: float, *, impatient: bool = False) -> TrioConnection:
         # A statement started in a cancelled scope would still be sent: the check is here.
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self._waiters and (connection := self._take_idle_nowait()):
             return connection
         if self._closed:
             raise DatabaseUnavailable("the connection pool is closed")
-        waiter = _Waiter()
+        waiter = _Waiter(impatient=impatient)
         self._waiters[waiter] = None
         self._grow()
         try:
@@ -197,8 +211,13 @@ class Pool:
             return waiter.connection
         if waiter.closed:
             raise DatabaseUnavailable("the connection pool is closed")
+        if waiter.refused:
+            raise self._not_reachable()
         self._timeouts_total += 1
         raise DatabaseUnavailable(self._describe_timeout(deadline_seconds))
+
+    def _not_reachable(self) -> DatabaseUnavailable:
+        return DatabaseUnavailable(f"PostgreSQL can't be reached: {self._last_error}")
 
     def _describe_timeout(self, deadline_seconds: float) -> str:
         cause = f"; last attempt: {self._last_error}" if self._last_error else ""
@@ -297,6 +316,10 @@ class Pool:
             self._limit = min(self._limit, self._open)
             log.warning("server admits no more connections", limit=self._limit, size=self.size)
             return
+        for waiter in [waiter for waiter in self._waiters if waiter.impatient]:
+            del self._waiters[waiter]
+            waiter.refused = True
+            waiter.ready.set()
         if self._failures > failures_before:
             return  # several attempts were under way when the outage began: they count as one
         self._failures += 1

@@ -218,11 +218,12 @@ class Store:
         """Commit a bundle; arguments are aligned, one element a segment (different partitions).
 
         `sealed` says whose payloads are encrypted, None of none. Raises `DatabaseError` with the
-        sqlstate `ENCRYPTION_DIFFERS` where that isn't what the queue wants.
+        sqlstate `ENCRYPTION_DIFFERS` where that isn't what the queue wants. Doesn't wait for a
+        database that is away: pushes have the spool.
         """
         rows = await self.pool.fetch(
             _PUSH, self.tenant, queues, partitions, counts, raw_bytes, hashes, blobs, verified,
-            verified_in, verified_since, sealed,
+            verified_in, verified_since, sealed, impatient=True,
         )  # fmt: skip
         return [PushRow(*row) for row in rows]
 

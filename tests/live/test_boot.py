@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import tempfile
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,13 +24,14 @@ PROMPT_SECONDS = 3.0
 @contextmanager
 def launched(environment: Mapping[str, str]) -> Iterator[LiveBroker]:
     """A broker that isn't expected to serve, or not yet."""
-    broker = LiveBroker(environment)
-    broker.launch()
-    try:
-        yield broker
-    finally:
-        if broker.process.poll() is None:
-            broker.kill()
+    with tempfile.TemporaryDirectory(prefix="queen-spool-") as spool:
+        broker = LiveBroker({"FILE_BUFFER_DIR": spool, **environment})
+        broker.launch()
+        try:
+            yield broker
+        finally:
+            if broker.process.poll() is None:
+                broker.kill()
 
 
 def fatal_lines(broker: LiveBroker) -> list[str]:
