@@ -47,7 +47,6 @@ class MeshHints:
 
     peers: Sequence[Peer]
     tenant: str
-    overflowed: int = 0
     _messages: dict[Key, None] = field(factory=dict)
     _marks: dict[tuple[Key, str], None] = field(factory=dict)
     _gathered: trio.Event = field(factory=trio.Event)
@@ -88,13 +87,14 @@ class MeshHints:
             await trio.sleep(TICK_SECONDS)
 
     def _worthwhile(self) -> bool:
-        """Whether anyone would hear it; a peer that is down gets nothing, not even later."""
-        if not any(peer.connected for peer in self.peers):
-            return False
-        if len(self._messages) + len(self._marks) >= GATHER_ITEMS:
-            self.overflowed += 1
-            return False
-        return True
+        """Whether to gather it: a peer that is down gets nothing, not even later."""
+        if (
+            any(peer.connected for peer in self.peers)
+            and len(self._messages) + len(self._marks) < GATHER_ITEMS
+        ):
+            return True
+        self._count_dropped()
+        return False
 
     def _flush(self) -> None:
         # Marks first: a wake makes its receiver look at what they name.
@@ -116,12 +116,15 @@ class MeshHints:
             frame = encode(message)
         except LocalProtocolError as error:  # a name that the wire can't carry: its wake is late
             log.debug("hint not sent", error=str(error))
-            for peer in self.peers:
-                peer.dropped += 1
+            self._count_dropped()
             return
         for peer in self.peers:
             if not peer.is_self:
                 peer.send_nowait(frame)
+
+    def _count_dropped(self) -> None:
+        for peer in self.peers:
+            peer.dropped += not peer.is_self
 
 
 def apply(message: Message | UnknownFrame, hints: Hints, tenant: str) -> None:
