@@ -1,4 +1,4 @@
-"""A broker with PgBouncer in session mode between it and PostgreSQL; tests/http meet it as `api`."""
+"""A broker with PgBouncer in session mode before its PostgreSQL; tests of tests/http meet it."""
 
 from __future__ import annotations
 
