@@ -82,6 +82,8 @@ def existing(url: str) -> dict[str, str]:
             assert response.is_success, response.text
             return response.json()
 
+        for switch in ("maintenance", "maintenance/pop"):
+            post(f"/api/v1/system/{switch}", {"enabled": False})
         configured = {"queue": "known", "namespace": "known", "task": "known", "mode": "replace"}
         post("/api/v1/configure", configured)
         item = {"queue": "known", "partition": "known"}
