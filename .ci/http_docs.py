@@ -131,8 +131,8 @@ def operation(document: dict[str, Any], path: str, method: str, item: dict[str, 
             continue  # the common errors
         response = resolved(document, response)
         said = f"**{status}** {cell(response['description'])}"
-        content = response.get("content")
-        if content is None or status == "404":
+        content = response.get("content", {})
+        if "application/json" not in content or status == "404":
             lines += [said, ""]
         else:
             lines += body(document, said, content["application/json"]["schema"])
