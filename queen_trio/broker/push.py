@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from queen_trio.model.message import PushItem, PushResult
 
     from .buffer import PushBuffer
+    from .dedup import DedupStatistics
     from .encryption import Encryption
     from .maintenance import Maintenance
 
@@ -67,6 +68,7 @@ class PushService:
         self._encryption = encryption
         self._maintenance = maintenance
         self._buffer = buffer
+        self._away = False  # the last commit failed for the database's sake
         self._on_commit = on_commit
         self._ready: deque[Segment] = deque()
         # Open segments of each partition that has any, oldest first. The oldest of a partition is
@@ -91,6 +93,10 @@ class PushService:
             self._submit(key, draft)
         await drafted.pending.done.wait()
         return drafted.finish()
+
+    def dedup_statistics(self) -> DedupStatistics:
+        """Return what the dedup filter holds."""
+        return self._dedup.statistics()
 
     def close(self) -> None:
         """Let `serve` end when everything accepted has been flushed."""
@@ -164,7 +170,9 @@ class PushService:
                 )
                 todo = await self._sort_out(todo, rows)
             except DatabaseUnavailable as error:
-                log.warning("push not committed", error=str(error), segments=len(todo))
+                if not self._away:  # once per outage
+                    log.warning("pushes go to the spool", error=str(error))
+                self._away = True
                 await self._buffer.take(todo, "the database is unavailable")
                 return
             except (DatabaseError, EncryptionKeyMissing) as error:
@@ -225,6 +233,9 @@ class PushService:
             for draft in segment.drafts:
                 draft.settle()
         if committed:
+            if self._away:
+                log.info("pushes are committed again")
+            self._away = False
             self._on_commit([segment.key for segment, _ in committed])
             for segment, row in committed:
                 await self._learn(segment, row)
