@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$p && break; done)
 VENV := .venv
+# Test processes side by side; WORKERS=0 runs in one, for a debugger.
+WORKERS ?= auto
 BIN := $(VENV)/bin
 
 .PHONY: help serve test check servers lock bench wheel clean
@@ -17,8 +19,8 @@ help: ## List the targets
 serve: $(VENV)/serve ## Run the broker on port 6632, on an embedded PostgreSQL unless PG_HOST is set
 	@exec $(BIN)/queen-trio serve
 
-test: $(VENV)/dev servers ## Run every test against a real PostgreSQL (narrow with T="tests/unit -k lease")
-	$(BIN)/python -m pytest $(T)
+test: $(VENV)/dev ## Run every test against a real PostgreSQL (narrow with T="tests/unit -k lease")
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(T)
 
 check: $(VENV)/dev ## Lint, type-check and check the import rules
 	$(BIN)/ruff check .
