@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -133,9 +132,9 @@ class Candidates:
     async def _serve_deadlines(self) -> None:
         while True:
             self._deadline_moved = trio.Event()
-            # Deferrals further away than a poll wake nobody early: they are found when it is time.
-            wait_until = min(self._hotlist.next_deadline, trio.current_time() + self._poll_seconds)
-            with trio.move_on_at(wait_until if wait_until < inf else inf):
+            # A deferral that ends before the next poll says so; later ones are seen by then.
+            next_poll = trio.current_time() + self._poll_seconds
+            with trio.move_on_at(min(self._hotlist.next_deadline, next_poll)):
                 await self._deadline_moved.wait()
             for ring in self._hotlist.advance(trio.current_time()):
                 self._wakeups.wake(ring.queue, ring.group)
