@@ -19,7 +19,7 @@ help: ## List the targets
 serve: $(VENV)/serve ## Run the broker on port 6632, on an embedded PostgreSQL unless PG_HOST is set
 	@exec $(BIN)/queen-trio serve
 
-test: $(VENV)/dev ## Run every test against a real PostgreSQL (narrow with T="tests/unit -k lease")
+test: $(VENV)/dev servers ## Run every test against a real PostgreSQL (narrow with T="tests/unit -k lease")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(T)
 
 check: $(VENV)/dev ## Lint, type-check and check the import rules
