@@ -127,12 +127,13 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNod
         await _load_maintenance(broker)
         drain = trio.Event()
         async with trio.open_nursery() as services:
-            start = partial(services.start_soon, supervise)
+            restarts = broker.restarts
             if mesh is not None:
-                start("mesh", partial(mesh.serve, broker.local_hints), broker.restarts)
-            start("jobs", partial(serve_jobs, jobs), broker.restarts)
+                serve_mesh = partial(mesh.serve, broker.local_hints)
+                services.start_soon(supervise, "mesh", serve_mesh, restarts)
+            services.start_soon(supervise, "jobs", partial(serve_jobs, jobs), restarts)
             if guard is not None:
-                start("signing keys", guard.serve, broker.restarts)
+                services.start_soon(supervise, "signing keys", guard.serve, restarts)
             async with trio.open_nursery() as http:
                 addresses = await http.start(_run_http, config, broker, guard, drain)
                 for address in addresses:

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Awaitable, Callable
 
 log = structlog.get_logger(__name__)
@@ -23,11 +24,11 @@ BACKOFF_MAX_SECONDS: Final = 30.0
 HEALTHY_SECONDS: Final = 60.0
 
 
-async def supervise(name: str, run: Callable[[], Awaitable[None]]) -> None:
+async def supervise(name: str, run: Callable[[], Awaitable[None]], restarts: Counter[str]) -> None:
     """Run `run` again and again until it returns or we are cancelled.
 
-    A crash is logged with its traceback; the next start waits 250 ms, doubling to 30 s, jittered,
-    and from the beginning after a minute of health.
+    A crash is logged with its traceback and counted in `restarts`; the next start waits 250 ms,
+    doubling to 30 s, jittered, and from the beginning after a minute of health.
     """
     backoff = BACKOFF_FIRST_SECONDS
     while True:
@@ -35,6 +36,7 @@ async def supervise(name: str, run: Callable[[], Awaitable[None]]) -> None:
         try:
             await run()
         except Exception:  # the supervisor's boundary
+            restarts[name] += 1
             if trio.current_time() - started >= HEALTHY_SECONDS:
                 backoff = BACKOFF_FIRST_SECONDS
             log.exception("nursery crashed, restarting", nursery=name, in_seconds=round(backoff, 3))

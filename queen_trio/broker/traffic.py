@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from queen_trio.errors import DatabaseError
+from queen_trio.metrics import ITEMS, SECONDS, Histogram
 from queen_trio.store.queries import Store
 from queen_trio.store.resources import ResourceStore
 
@@ -43,6 +45,9 @@ class Traffic:
         self.counters: Counter[str] = Counter()
         self.pushed: Counter[str] = Counter()
         self.popped: Counter[str] = Counter()
+        self.push_items = Histogram(ITEMS)
+        self.ack_items = Histogram(ITEMS)
+        self._taken: Counter[str] = Counter()
         self._cpu_seconds = time.process_time()
 
     def count_pushed(self, queues: Sequence[str], counts: Sequence[int]) -> None:
@@ -79,15 +84,34 @@ class Traffic:
         self.counters["cpu_ms"] += round((cpu - self._cpu_seconds) * 1000)
         self._cpu_seconds = cpu
         taken = self.counters, self.pushed, self.popped
+        self._taken.update(self.counters)
         self.counters, self.pushed, self.popped = Counter(), Counter(), Counter()
         return taken
 
     def give_back(self, taken: tuple[Counter[str], Counter[str], Counter[str]]) -> None:
         """Add counts that could not be written to those since."""
         counters, pushed, popped = taken
+        self._taken.subtract(counters)
         self.counters.update(counters)
         self.pushed.update(pushed)
         self.popped.update(popped)
+
+    def totals(self) -> Counter[str]:
+        """Return the counters since the boot."""
+        return self._taken + self.counters
+
+
+class Requests:
+    """What the HTTP side has answered: how long that took, and with which status."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, Histogram] = defaultdict(partial(Histogram, SECONDS))
+        self.responses: Counter[int] = Counter()
+
+    def answered(self, operation: str, seconds: float, status: int) -> None:
+        """Count one answer."""
+        self.seconds[operation].observe(seconds)
+        self.responses[status] += 1
 
 
 class CountingStore(Store):
@@ -104,6 +128,7 @@ class CountingStore(Store):
         except DatabaseError:
             self._traffic.counters["database_errors"] += 1
             raise
+        self._traffic.push_items.observe(sum(args[2]))
         written = [row.ord - 1 for row in rows if row.base_offset is not None]
         queues, counts = args[0], args[2]
         self._traffic.count_pushed([queues[i] for i in written], [counts[i] for i in written])
@@ -125,6 +150,7 @@ class CountingStore(Store):
         except DatabaseError:
             self._traffic.counters["database_errors"] += 1
             raise
+        self._traffic.ack_items.observe(sum(len(row.verdicts or "") for row in rows))
         self._traffic.count_verdicts(row.verdicts for row in rows)
         return rows
 

@@ -5,6 +5,7 @@ The routes stand at the end of each resource's file, in its `ROUTES`.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -22,6 +23,7 @@ from . import (
     messages,
     openapi,
     pop,
+    prometheus,
     push,
     queues,
     resources,
@@ -47,6 +49,13 @@ if TYPE_CHECKING:
 
 # What is left to do for an answer that could not be delivered: giving a claim back.
 UNDELIVERED_SECONDS: Final = 5.0
+# The data plane by the beginning of its paths; a label of metrics, so there are only a few.
+_OPERATIONS: Final = (
+    ("/api/v1/push", "push"),
+    ("/api/v1/pop", "pop"),
+    ("/api/v1/ack", "ack"),
+    ("/api/v1/transaction", "transaction"),
+)
 
 
 class App:
@@ -70,7 +79,11 @@ class App:
             if message["type"] != "http.request":
                 return
             body += message["body"]
+        started = perf_counter()
         response = await self._respond(scope, receive, body)
+        self._broker.requests.answered(
+            _operation(scope["path"]), perf_counter() - started, response.status
+        )
         if response.undelivered is not None and _is_gone_nowait(scope):
             # The kernel would take the answer and drop it: the first write to the gone succeeds.
             await _take_back(response.undelivered)
@@ -111,6 +124,14 @@ class App:
             return await handler(self._broker, request)  # type: ignore[no-any-return]
         except Exception as error:  # the request's boundary
             return answer_error(error, what)
+
+
+def _operation(path: str) -> str:
+    """What a request is counted as in metrics."""
+    for prefix, operation in _OPERATIONS:
+        if path.startswith(prefix):
+            return operation
+    return "other"
 
 
 def _is_gone_nowait(scope: Scope) -> bool:
@@ -179,6 +200,7 @@ def _decode(segment: bytes) -> str:
 _ROUTES: Final = _merge(
     openapi.ROUTES,
     status.ROUTES,
+    prometheus.ROUTES,
     push.ROUTES,
     pop.ROUTES,
     ack.ROUTES,

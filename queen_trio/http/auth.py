@@ -10,6 +10,7 @@ from queen_trio.model.roles import Access
 ROUTE_ACCESS: Final[dict[str, dict[str, Access]]] = {
     "/health": {"GET": Access.PUBLIC},
     "/metrics": {"GET": Access.PUBLIC},
+    "/metrics/prometheus": {"GET": Access.PUBLIC},
     "/status": {"GET": Access.ANY_ROLE},
     "/openapi.json": {"GET": Access.ANY_ROLE},
     # messages

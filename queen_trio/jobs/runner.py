@@ -9,6 +9,8 @@ import structlog
 import trio
 from attrs import define
 
+from queen_trio.model.jobs import JobStatistics
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -27,6 +29,10 @@ class Job:
     runs: int = 0
     failures: int = 0
     failures_in_a_row: int = 0
+
+    def statistics(self) -> JobStatistics:
+        """Return the counts of this moment."""
+        return JobStatistics(self.name, self.runs, self.failures)
 
 
 async def serve_jobs(jobs: Sequence[Job]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
+from .pool import ACQUIRE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,8 +41,13 @@ async def try_advisory_lock(pool: Pool, lock: AdvisoryLock) -> AsyncIterator[Tri
     The lock is given back on every way out, cancellation included; where the connection is lost the
     end of its session does it. A lock that turns out not to be held any more is a warning (a pooler
     recycled the session): what it guards must be correct with two holders.
+
+    The block is a job's cycle, one short transaction after another, and counts as one of the
+    maintenance lane: who holds a connection can't wait for a slot.
     """
-    async with pool.acquire() as conn:
+    admission = pool.admission
+    slot = nullcontext() if admission is None else admission.slot(Lane.MAINT, ACQUIRE_SECONDS)
+    async with slot, pool.acquire() as conn:
         if not await try_lock(conn, lock):
             yield None
             return

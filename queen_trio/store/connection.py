@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from psycopg.abc import PQGen, PQGenConn
     from psycopg.pq.abc import PGconn, PGresult
 
+    from queen_trio.model.admission import Lane
+
 __all__ = [
     "ConnectionSettings",
     "Grace",
@@ -84,6 +86,8 @@ class Statement:
 
     name: str
     sql: str = field(repr=False)
+    lane: Lane | None = field(default=None, eq=False, repr=False)
+    """Where it competes with other writes; None for what only reads."""
 
 
 @mutable(eq=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
 
 if TYPE_CHECKING:
@@ -36,10 +38,13 @@ _REPLAY = Statement(
     "replay_dlq",
     "SELECT verdict, partition_id, message_offset"
     " FROM queen.replay_dlq_v1($1, $2, $3, $4, $5, $6, $7, $8)",
+    lane=Lane.PUSH,
 )
-_FILE = Statement("file_dlq", "SELECT queen.file_dlq_v1($1, $2, $3, $4, $5::text::jsonb)")
-_DELETE = Statement("delete_dlq", "SELECT queen.delete_dlq_v1($1, $2, $3, $4)")
-_PURGE = Statement("purge_dlq", "SELECT queen.purge_dlq_v1($1, $2, $3, $4, $5, $6, $7)")
+_FILE = Statement(
+    "file_dlq", "SELECT queen.file_dlq_v1($1, $2, $3, $4, $5::text::jsonb)", Lane.MAINT
+)
+_DELETE = Statement("delete_dlq", "SELECT queen.delete_dlq_v1($1, $2, $3, $4)", Lane.MAINT)
+_PURGE = Statement("purge_dlq", "SELECT queen.purge_dlq_v1($1, $2, $3, $4, $5, $6, $7)", Lane.MAINT)
 
 
 class DeadLetterRow(NamedTuple):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
 
 if TYPE_CHECKING:
@@ -25,11 +27,14 @@ _PARTITIONS = Statement(
     " oldest_pending_at, has_cursor, worker_id, lease_expires_at, batch_end, deliveries, failures,"
     " total_consumed, active_at, clock_timestamp() FROM queen.group_partitions_v1($1, $2, $3)",
 )
-_RESUBSCRIBE = Statement("resubscribe", "SELECT q FROM queen.resubscribe_v1($1, $2, $3) AS q")
-_SEEK = Statement("seek", "SELECT queen.seek_v1($1, $2, $3, $4, $5, $6)")
+_RESUBSCRIBE = Statement(
+    "resubscribe", "SELECT q FROM queen.resubscribe_v1($1, $2, $3) AS q", Lane.MAINT
+)
+_SEEK = Statement("seek", "SELECT queen.seek_v1($1, $2, $3, $4, $5, $6)", Lane.MAINT)
 _DELETE = Statement(
     "delete_group",
     "SELECT cursors, subscriptions, queues FROM queen.delete_group_v1($1, $2, $3, $4)",
+    lane=Lane.MAINT,
 )
 
 

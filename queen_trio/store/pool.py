@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 import structlog
@@ -30,8 +30,10 @@ from queen_trio.store.sqlstate import TOO_MANY_CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
+    from queen_trio.model.admission import Lane
     from queen_trio.store.settings import ConnectionSettings
 
 log = structlog.get_logger()
@@ -74,6 +76,13 @@ class PoolStatistics:
     timeouts_total: int
 
 
+class Admission(Protocol):
+    """What lets write transactions in: broker/arbiter.py."""
+
+    def slot(self, lane: Lane, deadline_seconds: float = ...) -> AbstractAsyncContextManager[float]:
+        """Enter it before taking a connection; yields what is left of the time."""
+
+
 @mutable(eq=False)
 class _Waiter:
     ready: trio.Event = field(factory=trio.Event)
@@ -97,6 +106,7 @@ class Pool:
         self.settings = settings
         self.size = size
         self.grace = Grace(settings.grace_seconds)
+        self.admission: Admission | None = None  # set once by whoever limits writes
         self._nursery = nursery
         self._limit = size
         self._idle: list[_Idle] = []
@@ -135,11 +145,24 @@ class Pool:
         """Run a prepared statement on any connection: `TrioConnection.fetch` with its errors.
 
         `deadline_seconds` bounds the wait for the connection, the statement has its own deadline.
-        Who is `impatient` doesn't wait for a database that can't be reached. A lost prepared
-        statement is retried once, on a fresh connection (spec 8.16).
+        Who is `impatient` doesn't wait for a database that can't be reached. A statement with a
+        lane is admitted first, within the same time (spec 4). A lost prepared statement is retried
+        once, on a fresh connection (spec 8.16).
         """
         if impatient and not self._open and trio.current_time() < self._retry_at:
             raise self._not_reachable()
+        if statement.lane is None or self.admission is None:
+            return await self._fetch(statement, params, deadline_seconds, impatient)
+        async with self.admission.slot(statement.lane, deadline_seconds) as left:
+            return await self._fetch(statement, params, left, impatient)
+
+    async def _fetch(
+        self,
+        statement: Statement,
+        params: tuple[Any, ...],
+        deadline_seconds: float,
+        impatient: bool,
+    ) -> list[tuple[Any, ...]]:
         try:
             return await self._fetch_once(statement, params, deadline_seconds, impatient)
         except StatementLost as error:
@@ -165,6 +188,11 @@ class Pool:
         """Block until a connection can be had, for however long that takes."""
         async with self.acquire(deadline_seconds=float("inf")):
             pass
+
+    @property
+    def limit(self) -> int:
+        """How many connections there can be: the size, or less while the server refuses more."""
+        return self._limit
 
     @property
     def last_error(self) -> DatabaseError | None:

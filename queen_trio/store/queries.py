@@ -12,6 +12,7 @@ from uuid import UUID
 import trio
 
 from queen_trio.errors import DatabaseError
+from queen_trio.model.admission import Lane
 
 from .connection import Statement
 
@@ -31,6 +32,7 @@ _PUSH = Statement(
     "push",
     "SELECT ord, partition_id, base_offset, created_at, duplicate_at, duplicate_of"
     " FROM queen.push_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+    lane=Lane.PUSH,
 )
 _SEGMENTS_AT = Statement(
     "segments_at",
@@ -46,6 +48,7 @@ _POP = Statement(
     "SELECT partition_id, partition_name, queue_name, committed, batch_end, delivery_attempt,"
     " base_offset, created_at, blob, verdict, until_ms"
     " FROM queen.pop_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
+    lane=Lane.POP,
 )
 _CANDIDATES = Statement(
     "candidates", "SELECT partition_name FROM queen.candidates_v1($1, $2, $3, $4, $5, $6, $7)"
@@ -61,19 +64,22 @@ _ACK = Statement(
     "SELECT ord, verdicts, lease_released, needs_payload, queue_name, partition_name,"
     " has_more"
     " FROM queen.ack_v1($1, $2, $3, $4, $5, $6::text::jsonb)",
+    lane=Lane.ACK,
 )
 _TRANSACTION = Statement(
     "transaction",
     "SELECT committed, pushes::text, acks::text, lost_lease FROM queen.transaction_v1("
     "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::text::jsonb, $14, $15)",
+    lane=Lane.PUSH,
 )
-_EXTEND = Statement("extend", "SELECT renewed, expires_at FROM queen.extend_v1($1, $2)")
-_RELEASE = Statement("release", "SELECT queen.release_v1($1)")
+_EXTEND = Statement("extend", "SELECT renewed, expires_at FROM queen.extend_v1($1, $2)", Lane.ACK)
+_RELEASE = Statement("release", "SELECT queen.release_v1($1)", Lane.ACK)
 _CONFIGURE = Statement(
     "configure",
     "SELECT to_jsonb(q)::text FROM queen.configure_v1($1, $2, $3, $4, $5::text::jsonb, $6) q",
+    lane=Lane.MAINT,
 )
-_DELETE_QUEUE = Statement("delete_queue", "SELECT queen.delete_queue_v1($1, $2)")
+_DELETE_QUEUE = Statement("delete_queue", "SELECT queen.delete_queue_v1($1, $2)", Lane.MAINT)
 _LIST_QUEUES = Statement(
     "list_queues",
     "SELECT id, name, namespace, task, created_at, partitions, total, pending, processing"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ _REPLAY: Final = Statement(
     "replay",
     "SELECT ord, partition_id, committed, examined, found_at, found_of, found_inside"
     " FROM queen.replay_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+    lane=Lane.MAINT,
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
 
 if TYPE_CHECKING:
@@ -28,10 +30,13 @@ _FIND_PARTITIONS = Statement(
 _DEPTH = Statement(
     "depth", "SELECT partition_name, pending, processing FROM queen.depth_v1($1, $2, $3)"
 )
-_CLEAR = Statement("clear", "SELECT done_until, cleared FROM queen.clear_v1($1, $2, $3, $4, $5)")
+_CLEAR = Statement(
+    "clear", "SELECT done_until, cleared FROM queen.clear_v1($1, $2, $3, $4, $5)", Lane.MAINT
+)
 _RECORD_TRAFFIC = Statement(
     "record_traffic",
     "SELECT queen.record_traffic_v1($1, $2, $3::text::jsonb, $4, $5, $6) IS NULL",
+    lane=Lane.MAINT,
 )
 _RECORD_LAG = Statement("record_lag", "SELECT queen.record_lag_v1($1)")
 _PURGE_STATS = Statement("purge_stats", "SELECT queen.purge_stats_v1($1, $2)")

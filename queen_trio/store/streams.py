@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 _REGISTER = Statement(
     "register_stream",
     "SELECT query_id, fresh, matches FROM queen.register_stream_v1($1, $2, $3, $4, $5, $6)",
+    lane=Lane.MAINT,
 )
 _STATE = Statement(
     "stream_state", "SELECT key, value FROM queen.stream_state_v1($1, $2, $3, $4, $5, $6)"
@@ -25,6 +28,7 @@ _CYCLE = Statement(
     "stream_cycle",
     "SELECT refusal, lease_released, more_in_queue, more_in_partition FROM queen.stream_cycle_v1("
     "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)",
+    lane=Lane.PUSH,
 )
 
 

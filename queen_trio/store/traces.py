@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ _COLUMNS: Final = (
     "id, queue_name, partition_name, partition_id, transaction_id, consumer_group, event_type,"
     " names, data, created_at"
 )
-_TRACE = Statement("trace", "SELECT queen.trace_v1($1, $2, $3, $4, $5, $6, $7)")
+_TRACE = Statement("trace", "SELECT queen.trace_v1($1, $2, $3, $4, $5, $6, $7)", Lane.PUSH)
 _OF_MESSAGE = Statement(
     "traces_of_message",
     f"SELECT {_COLUMNS} FROM queen.traces_of_message_v1($1, $2, $3, $4, $5, $6)",  # noqa: S608
