@@ -40,6 +40,10 @@ class LiveBroker:
     def start(self) -> None:
         """Start the process and wait until it serves; raises with its log if it ends before."""
         self.launch()
+        self.wait_serving()
+
+    def wait_serving(self) -> None:
+        """Wait until a launched process serves; raises with its log if it ends before."""
         listening = self.wait_event("listening", START_SECONDS)
         self.port = int(listening["port"])
         # A broker that is started again keeps its address.

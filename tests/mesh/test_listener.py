@@ -24,12 +24,14 @@ from queen_protocol import (
     QueueConfigSet,
     encode,
 )
+from queen_trio.mesh import MeshNode
 from queen_trio.mesh import listener as listener_module
 from queen_trio.mesh.listener import HELLO_SECONDS, MAX_WAITING
 from queen_trio.mesh.node import SILENCE_LEAST_SECONDS
 from tests.mesh.nodes import (
     TENANT,
     Node,
+    Recorder,
     dial,
     frame,
     free_port,
@@ -37,6 +39,7 @@ from tests.mesh.nodes import (
     open_node,
     open_peer,
     reset,
+    sync_config,
     wait_closed,
     wait_until,
 )
@@ -287,6 +290,35 @@ async def test_ourselves_among_the_peers() -> None:
         assert (statistics.servers_alive, statistics.handshake_failures) == ([], 0)
         assert statistics.messages_dropped == 0
         await link.stream.aclose()
+
+
+async def test_a_node_that_crashed_goes_on() -> None:
+    """Its supervisor runs it again: the same port, counters that go on, nonces it still knows."""
+    overheard = hello()
+    received = Recorder()
+    async with open_peer() as peer:
+        mesh = MeshNode(sync_config(("127.0.0.1", peer.port)), TENANT)
+        node = Node(mesh, received)
+        port = 0
+        for life in (1, 2):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(mesh.serve, received)
+                link = await peer.accept()
+                assert isinstance(await link.receive(), Hello)
+                async with await dial(node) as stream:
+                    await stream.send_all((overheard if life == 1 else hello()) + WAKE)
+                    await wait_until(lambda life=life: len(received.calls) == life)
+                if life == 2:
+                    async with await dial(node) as stream:
+                        await stream.send_all(overheard + WAKE)
+                        await wait_closed(stream)
+                    assert mesh.port == port
+                port = mesh.port
+                nursery.cancel_scope.cancel()
+            assert not mesh.listening
+            assert not mesh.peers[0].connected
+        assert received.calls == [WOKEN] * 2
+        assert mesh.statistics().links_refused == {"replayed_nonce": 1}
 
 
 async def test_nothing_is_passed_on() -> None:
