@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from queen_trio.store.connection import Statement, TrioConnection
     from queen_trio.store.pool import Pool
-    from queen_trio.store.queries import AckRow, PopRow, PushRow
+    from queen_trio.store.queries import AckArguments, AckRow, PopRow, PushRow
     from queen_trio.store.settings import ConnectionSettings
 
 GROUP = "__QUEUE_MODE__"
@@ -206,14 +206,7 @@ class Log:
         return delivered(await self.pop_rows(**pop))
 
     async def ack_targets(self, *targets: Target, letters: Sequence[Any] = ()) -> list[AckRow]:
-        return await self.store.ack(
-            [target.partition_id for target in targets],
-            [target.group for target in targets],
-            [target.lease for target in targets],
-            [b"".join(hash_of(name) for name, _ in target.items) for target in targets],
-            ["".join(letter for _, letter in target.items) for target in targets],
-            json.dumps(letters),
-        )
+        return await self.store.ack(*ack_arguments(targets, letters))
 
     async def ack(self, partition_id: UUID, words: str, **target: Any) -> AckRow:
         """Ack as `words` says: "a:c b:f" completes a and fails b; reads dead letters as needed."""
@@ -297,6 +290,18 @@ class Log:
     async def configure(self, queue: str = "q", **options: Any) -> dict[str, Any]:
         row = await self.store.configure(queue, None, None, json.dumps(options), False)
         return dict(json.loads(row))
+
+
+def ack_arguments(targets: Sequence[Target], letters: Sequence[Any] = ()) -> AckArguments:
+    """Targets as the arrays that an ack or a transaction takes."""
+    return (
+        [target.partition_id for target in targets],
+        [target.group for target in targets],
+        [target.lease for target in targets],
+        [b"".join(hash_of(name) for name, _ in target.items) for target in targets],
+        ["".join(letter for _, letter in target.items) for target in targets],
+        json.dumps(letters),
+    )
 
 
 def letter_of(item: int, offset: int, name: str, *, target: int = 1) -> dict[str, Any]:
