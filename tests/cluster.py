@@ -125,12 +125,22 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 class Cluster:
-    """One PostgreSQL data directory and the server on it, on a Unix socket and 127.0.0.1."""
+    """One PostgreSQL data directory and the server on it, on a Unix socket and 127.0.0.1.
 
-    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+    Or on another loopback address and a port of the test's choice.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str] | None = None,
+        *,
+        address: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
         self.binaries = find_binaries()
         self.options = {**DEFAULTS, **(options or {})}
-        self.port = _free_port()
+        self.address = address
+        self.port = _free_port() if port is None else port
         self.directory = Path(tempfile.mkdtemp(prefix="queen-pg-", dir=_roomy_parent()))
         self.data = self.directory / "data"
         self.log = self.directory / "postgres.log"
@@ -144,7 +154,7 @@ class Cluster:
     def settings(self, database: str = "postgres", *, tcp: bool = False) -> ConnectionSettings:
         """Return the settings that reach `database`, by the Unix socket or by TCP."""
         return ConnectionSettings(
-            host="127.0.0.1" if tcp else str(self.directory), port=self.port, database=database
+            host=self.address if tcp else str(self.directory), port=self.port, database=database
         )
 
     def start(self) -> None:
@@ -155,7 +165,7 @@ class Cluster:
         options = {
             **self.options,
             "port": str(self.port),
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self.address,
             "unix_socket_directories": str(self.directory),
         }
         for name, value in options.items():

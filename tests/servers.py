@@ -104,13 +104,17 @@ def wait_accepting(process: subprocess.Popen[bytes], address: tuple[str, int], l
 
 @contextmanager
 def running_haproxy(
-    configuration: str, address: tuple[str, int], directory: Path
+    configuration: str,
+    address: tuple[str, int],
+    directory: Path,
+    environment: Mapping[str, str],
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run HAProxy with this configuration, which has it listen at `address`."""
     path = directory / "haproxy.cfg"
     path.write_text(configuration)
     command = [program("haproxy"), "-W", "-db", "-f", str(path)]
-    with running(command, libraries(), address, directory / "haproxy.log") as process:
+    environment = {**environment, **libraries()}
+    with running(command, environment, address, directory / "haproxy.log") as process:
         yield process
 
 

@@ -13,7 +13,6 @@ from tests.servers import running_pgbouncer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from queen_trio.store.settings import ConnectionSettings
     from tests.cluster import Cluster
@@ -44,10 +43,10 @@ async def test_shared_sessions_are_refused(
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 def test_a_broker_says_why_it_refuses(
-    cluster: Cluster, database_settings: ConnectionSettings, mode: str, tmp_path: Path
+    cluster: Cluster, database_settings: ConnectionSettings, mode: str
 ) -> None:
     with running_pgbouncer(database_settings, mode) as pooled:
-        broker = LiveBroker(postgres_environment(pooled), str(tmp_path))
+        broker = LiveBroker(postgres_environment(pooled))
         broker.launch()
         try:
             assert broker.wait() == 1
