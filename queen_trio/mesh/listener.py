@@ -128,6 +128,8 @@ class Listener:
             return
         origin = hello_origin(hello, server_id=self.server_id, sent_nonces=self.sent_nonces)
         self.on_hello(hello, origin)
+        if origin is HelloOrigin.OURSELVES:
+            link.close()  # nothing to hear there, or somebody plays our own HELLO back to us
 
     def _end_of_patience(self, link: InboundLink, address: str) -> None:
         if link.hello is not None:

@@ -321,6 +321,19 @@ async def test_a_node_that_crashed_goes_on() -> None:
         assert mesh.statistics().links_refused == {"replayed_nonce": 1}
 
 
+async def test_our_own_hello_played_back_to_us() -> None:
+    """It looks like a peer entry that leads to ourselves; nothing that follows it is heard."""
+    async with open_peer() as other, open_node(("127.0.0.1", other.port)) as node:
+        said = await (await other.accept()).receive()
+        assert isinstance(said, Hello)
+        async with await dial(node) as stream:
+            await stream.send_all(encode(said) + WAKE)
+            await wait_closed(stream)
+        assert node.received.calls == []
+        assert node.mesh.peers[0].is_self
+        await assert_works(node)
+
+
 async def test_nothing_is_passed_on() -> None:
     async with open_peer() as other, open_node(("127.0.0.1", other.port)) as node:
         link = await other.accept()
