@@ -1,7 +1,8 @@
 """Three brokers on one database: what one does the others know at once, or without a mesh later.
 
-Each test runs twice. With the mesh the brokers probe for messages only once an hour, so a parked
-pop that gets an answer got a hint. Without it they probe as usual, and the same things happen.
+Each test runs twice. With the mesh the brokers probe for messages and read switches only once an
+hour, so whoever learns something got a hint. Without it they look as usual, and the same things
+happen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from tests.http.api import Api, Json, data, identity, open_api, unique
+from tests.http.api import POLL_SECONDS, Api, Json, data, identity, open_api, unique
 from tests.replicas import free_ports, running_replicas
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ SECONDS = 60
 # Well before the hot-list is seeded from the database again, which would find the message too.
 PARKED_SECONDS = 15
 HOUR_MS = "3600000"
-NEVER_PROBE = {"POP_WAIT_INITIAL_INTERVAL_MS": HOUR_MS, "POP_WAIT_MAX_INTERVAL_MS": HOUR_MS}
-WITHOUT = {"QUEEN_SYNC_ENABLED": "false"}
+NEVER_LOOK = {
+    "POP_WAIT_INITIAL_INTERVAL_MS": HOUR_MS,
+    "POP_WAIT_MAX_INTERVAL_MS": HOUR_MS,
+    "QUEEN_CACHE_REFRESH_INTERVAL_MS": HOUR_MS,
+}
+WITHOUT = {"QUEEN_SYNC_ENABLED": "false", "QUEEN_CACHE_REFRESH_INTERVAL_MS": "500"}
 WAKES = 40
 
 
@@ -37,7 +42,7 @@ def replicas(request: pytest.FixtureRequest, cluster: Cluster, template: str) ->
     meshed = request.param == "mesh"
     name = f"replicas_{request.param}"
     cluster.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
-    environment = NEVER_PROBE if meshed else WITHOUT
+    environment = NEVER_LOOK if meshed else WITHOUT
     with running_replicas(cluster.settings(name), free_ports(3), environment) as replicas:
         if meshed:
             replicas.wait_connected()
@@ -190,6 +195,28 @@ async def test_a_deleted_group_starts_anew_elsewhere(apis: list[Api], queue: str
         response = await a.http.delete(f"/api/v1/consumer-groups/g/queues/{queue}")
         assert response.status_code == 200, response.text
     assert data(parked.answer) == [1, 2]
+
+
+async def test_maintenance_is_everywhere(apis: list[Api], queue: str) -> None:
+    """Switched on by A it holds pops back on B; switched off by C it lets them go."""
+    a, b, c = apis
+    with trio.fail_after(SECONDS):
+        await switch_pop_maintenance(a, apis, enabled=True)
+        await a.push(queue, 1)
+        assert await b.pop(queue) is None
+        async with Parked(b, queue) as parked:
+            await switch_pop_maintenance(c, apis, enabled=False)
+    assert data(parked.answer) == [1]
+
+
+async def switch_pop_maintenance(api: Api, apis: list[Api], *, enabled: bool) -> None:
+    """Switch it on one broker, and block until all have it."""
+    path = "/api/v1/system/maintenance/pop"
+    response = await api.http.post(path, json={"enabled": enabled})
+    assert response.status_code == 200, response.text
+    for other in apis:
+        while (await other.http.get(path)).json()["popMaintenanceMode"] is not enabled:
+            await trio.sleep(POLL_SECONDS)
 
 
 async def test_duplicates_are_exact_across_brokers(apis: list[Api], queue: str) -> None:
