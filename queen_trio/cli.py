@@ -6,8 +6,10 @@ the command line asks for something impossible; then nothing was started.
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 import structlog
@@ -15,10 +17,13 @@ import trio
 
 from queen_trio.config import boot_lines, load, reference_page, table
 from queen_trio.errors import ConfigError, QueenError
-from queen_trio.log import configure
+from queen_trio.log import LogLevel, configure
+from queen_trio.spool.directory import SpoolDirectory
+from queen_trio.spool.records import SpoolRecord, decode_untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from queen_trio.config import Config
 
@@ -73,6 +78,96 @@ def show_config(markdown: bool) -> None:
     for warning in config.warnings:
         click.echo(f"WARNING: {warning}", err=True)
     click.echo(table(config))
+
+
+@main.group()
+def spool() -> None:
+    """Look at the disk spool, and give quarantined records another try.
+
+    Offline: the broker of this spool must not run. FILE_BUFFER_DIR says where it is.
+    """
+
+
+@spool.command("ls")
+def list_spool() -> None:
+    """List what waits to be replayed and what was set aside."""
+    with _open_spool() as directory:
+        for file in directory.list_pending():
+            click.echo(f"pending\t{file.path.stem}\t{file.messages} messages\t{file.bytes} bytes")
+        for path in directory.list_set_aside():
+            report = _report(path)
+            where = f"{report.get('queue', '?')}/{report.get('partition', '?')}"
+            error, _, _ = str(report.get("error", "?")).partition("\n")
+            click.echo(f"failed\t{path.stem}\t{where}\t{error}")
+
+
+@spool.command("show")
+@click.argument("name")
+def show_spooled(name: str) -> None:
+    """Print the messages of a file that `ls` names, a JSON object a line.
+
+    Payloads that are encrypted stay so.
+    """
+    with _open_spool() as directory:
+        paths = [file.path for file in directory.list_pending()] + directory.list_set_aside()
+        for record in decode_untrusted(_named(paths, name).read_bytes()):
+            if not isinstance(record, SpoolRecord):
+                click.echo(f"damaged at byte {record.offset}", err=True)
+                continue
+            click.echo(f"{record.queue}/{record.partition}:", err=True)
+            for message in record.messages:
+                click.echo(message)
+
+
+@spool.command("replay")
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All quarantined records.")
+def requeue_spooled(names: tuple[str, ...], everything: bool) -> None:
+    """Put quarantined records back, for the broker to replay when it starts."""
+    if everything == bool(names):
+        raise click.UsageError("name quarantined records, or say --all")
+    with _open_spool() as directory:
+        paths = [path for path in directory.list_set_aside() if path.suffix == ".spool"]
+        for path in paths if everything else [_named(paths, name) for name in names]:
+            directory.requeue(path)
+            click.echo(f"{path.stem} will be replayed")
+
+
+@contextmanager
+def _open_spool() -> Iterator[SpoolDirectory]:
+    """The configured spool, locked; ends the process with a sentence where it can't be had."""
+    from queen_trio.daemon import embedded_data_dir, spool_directory
+
+    config = _load()
+    configure(level=LogLevel.WARNING, json=False)
+    directory = SpoolDirectory(spool_directory(config, embedded_data_dir(config)))
+    if not directory.path.is_dir():
+        click.echo(f"FATAL: there is no spool at {directory.path}", err=True)
+        sys.exit(EXIT_FAILED)
+    try:
+        directory.open()
+    except (OSError, QueenError) as error:
+        click.echo(f"FATAL: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    try:
+        yield directory
+    finally:
+        directory.close()
+
+
+def _named(paths: list[Path], name: str) -> Path:
+    for path in paths:
+        if path.stem == name:
+            return path
+    raise click.UsageError(f"there is no {name!r}: see `queen-trio spool ls`")
+
+
+def _report(path: Path) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads(path.with_suffix(".error").read_text())
+    except (OSError, ValueError):
+        return {}
+    return report
 
 
 def _load() -> Config:

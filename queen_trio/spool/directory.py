@@ -70,6 +70,16 @@ class SpoolStatistics:
         return self.trouble is None
 
 
+@frozen
+class PendingFile:
+    """A file of records, and how many records, messages and bytes it holds."""
+
+    path: Path
+    records: int
+    messages: int
+    bytes: int
+
+
 @define(eq=False)
 class _File:
     """One file of records; `taken` have been replayed or set aside, the counts are of the rest."""
@@ -303,7 +313,15 @@ class SpoolDirectory:
         self._files[0].path.unlink(missing_ok=True)
         self._files.popleft()
 
-    # -- what is set aside ---------------------------------------------------------------------
+    # -- for operators -------------------------------------------------------------------------
+
+    def list_pending(self) -> list[PendingFile]:
+        """The files that wait to be replayed, oldest first."""
+        return [PendingFile(f.path, f.records, f.messages, f.bytes) for f in self._files]
+
+    def list_set_aside(self) -> list[Path]:
+        """What is in `failed/`: records, and damaged bytes."""
+        return sorted(p for p in self.failed.iterdir() if p.suffix in (".spool", ".damaged"))
 
     def requeue(self, path: Path) -> Path:
         """Move a quarantined record back, behind everything that waits; returns its new file."""

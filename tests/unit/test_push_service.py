@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,12 +11,16 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from queen_trio.broker.buffer import PushBuffer
 from queen_trio.broker.encryption import Encryption
+from queen_trio.broker.maintenance import Maintenance
 from queen_trio.broker.push import PUSH_LANES, PushService, open_push_service
 from queen_trio.model.ids import Uuid7
 from queen_trio.model.message import PushItem, PushResult, PushStatus
+from queen_trio.spool import Spool
 from queen_trio.store import segments
 from queen_trio.store.queries import PushRow, Store
+from queen_trio.store.system import SystemStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -59,10 +64,14 @@ def store(pool: Pool) -> WatchedStore:
 
 @asynccontextmanager
 async def serving(store: WatchedStore) -> AsyncIterator[tuple[PushService, list[Key]]]:
+    """No push of these tests ends in the spool, which is never opened."""
     committed: list[Key] = []
+    encryption = Encryption(store, None)
+    buffer = PushBuffer(Spool(Path("/nonexistent"), 0), encryption)
+    maintenance = Maintenance(SystemStore(store.pool))
     with trio.fail_after(30):
         async with open_push_service(
-            store, Uuid7(), Encryption(store, None), committed.extend
+            store, Uuid7(), encryption, maintenance, buffer, committed.extend
         ) as pushes:
             yield pushes, committed
 
