@@ -1,7 +1,9 @@
 -- Functions of the hot paths SET enable_seqscan = off, and look rows up in LATERAL (... OFFSET 0) where a plain
 -- join could become a hash join: a session keeps its generic plans, and one made while the tables were
 -- empty or tiny would read all of them, a million rows a call, until the next ANALYZE.
--- tests/store/test_plans.py counts the rows.
+-- tests/store/test_plans.py counts the rows. Where planning again for each call would cost more than the
+-- call, they SET plan_cache_mode too: left alone, PostgreSQL keeps comparing costs that arrays of unknown
+-- length blur, and plans anew for ever.
 
 -- The first offset of a partition whose message was created at or after p_since, as far back as the
 -- sidecar reaches (beyond log_start: dedup outlives the segments); last offset + 1 when there is none.

@@ -82,100 +82,120 @@ CREATE OR REPLACE FUNCTION queen.push_v1(
     p_verified_since timestamptz[], p_sealed boolean[] DEFAULT NULL)
 RETURNS TABLE (ord integer, partition_id uuid, base_offset bigint, created_at timestamptz,
                duplicate_at integer[], duplicate_of bigint[])
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    v_ids   uuid[];
-    v_clean boolean[] := array_fill(true, ARRAY[cardinality(p_queues)]);
-    v_now   timestamptz;
-    v_seg   record;
-    v_from  bigint;
+    v_n       constant integer := cardinality(p_queues);
+    v_ids     uuid[];         -- aligned with the arguments, as the next two
+    v_lasts   bigint[];       -- last_offset
+    v_times   timestamptz[];  -- last_created_at
+    v_locked  integer;
+    v_differs boolean;        -- a queue's encryption is not what the caller thinks
+    v_windows boolean;        -- a queue has a dedup window
+    v_dirty   integer[] := ARRAY[]::integer[];  -- segments with duplicates
+    v_now     timestamptz;
+    v_seg     record;
+    v_from    bigint;
 BEGIN
-    IF cardinality(p_queues) IS DISTINCT FROM cardinality(p_partitions)
-       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_counts)
-       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_raw_bytes)
-       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_hashes)
-       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_blobs)
-       OR cardinality(p_queues) IS DISTINCT FROM coalesce(cardinality(p_sealed), cardinality(p_queues))
-       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified_in)
-       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified)
-       OR cardinality(p_queues) IS DISTINCT FROM cardinality(p_verified_since)
-       OR EXISTS (SELECT FROM unnest(p_counts, p_hashes) AS u(n, h)
-                   WHERE u.n < 1 OR octet_length(u.h) <> 16 * u.n) THEN
+    IF v_n IS DISTINCT FROM cardinality(p_partitions)
+       OR v_n IS DISTINCT FROM cardinality(p_counts)
+       OR v_n IS DISTINCT FROM cardinality(p_raw_bytes)
+       OR v_n IS DISTINCT FROM cardinality(p_hashes)
+       OR v_n IS DISTINCT FROM cardinality(p_blobs)
+       OR v_n IS DISTINCT FROM coalesce(cardinality(p_sealed), v_n)
+       OR v_n IS DISTINCT FROM cardinality(p_verified_in)
+       OR v_n IS DISTINCT FROM cardinality(p_verified)
+       OR v_n IS DISTINCT FROM cardinality(p_verified_since) THEN
         RAISE EXCEPTION 'push_v1: the arrays of a bundle do not fit together' USING ERRCODE = '22023';
     END IF;
 
-    v_ids := queen.lock_partitions_v1(p_tenant, p_queues, p_partitions);
-    IF (SELECT count(DISTINCT u.id) FROM unnest(v_ids) AS u(id)) < cardinality(v_ids) THEN
+    -- As lock_partitions_v1, in one statement that also reads what the rest needs.
+    LOOP
+        SELECT array_agg(f.id ORDER BY f.ord), array_agg(f.last_offset ORDER BY f.ord),
+               array_agg(f.last_created_at ORDER BY f.ord), count(DISTINCT f.id), bool_or(f.differs),
+               bool_or(f.windowed)
+          INTO v_ids, v_lasts, v_times, v_locked, v_differs, v_windows
+          FROM (SELECT k.*, p.last_offset, p.last_created_at
+                  FROM (SELECT s.ord, p.id, p.windowed,
+                               p.encryption_enabled <> coalesce(s.sealed, false) AS differs
+                          FROM unnest(p_queues, p_partitions, p_sealed)
+                               WITH ORDINALITY AS s(queue, partition, sealed, ord)
+                         CROSS JOIN LATERAL (
+                               SELECT p.id, q.encryption_enabled, q.dedup_window_seconds > 0 AS windowed
+                                 FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
+                                WHERE q.tenant_id = p_tenant AND q.name = s.queue AND p.name = s.partition
+                               OFFSET 0) p
+                         ORDER BY p.id) k
+                 CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.id = k.id
+                                        FOR NO KEY UPDATE) p) f;
+        EXIT WHEN coalesce(cardinality(v_ids), 0) = v_n;
+        PERFORM queen.ensure_partitions_v1(p_tenant, p_queues, p_partitions);
+    END LOOP;
+    IF v_locked < v_n THEN
         RAISE EXCEPTION 'push_v1: a partition stands twice in one bundle' USING ERRCODE = '22023';
     END IF;
-    IF EXISTS (SELECT FROM unnest(v_ids, p_sealed) AS s(id, sealed)
-                CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.id = s.id OFFSET 0) p
-                 JOIN queen.queues q ON q.id = p.queue_id
-                WHERE q.encryption_enabled <> coalesce(s.sealed, false)) THEN
+    IF v_differs THEN
         RAISE EXCEPTION 'push_v1: the encryption of a queue is not what it was' USING ERRCODE = 'QT002';
     END IF;
     v_now := clock_timestamp();
 
     -- Dedup, exact, under the locks: only where something may have come since the caller last looked.
-    FOR v_seg IN
-        SELECT s.ord::integer AS ord, s.id, s.hashes, s.n, p.last_offset, q.dedup_window_seconds AS win,
-               v.verified
-          FROM unnest(v_ids, p_hashes, p_counts, p_verified, p_verified_in, p_verified_since)
-               WITH ORDINALITY AS s(id, hashes, n, verified, verified_in, verified_since, ord)
-         CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.id = s.id OFFSET 0) p
-          JOIN queen.queues q ON q.id = p.queue_id
-         CROSS JOIN LATERAL (SELECT CASE
-                WHEN s.verified = 9223372036854775807 THEN s.verified
-                WHEN s.verified_in = s.id
-                 AND s.verified_since < v_now - make_interval(secs => q.dedup_window_seconds)
-                THEN s.verified ELSE -1 END AS verified) v
-         WHERE q.dedup_window_seconds > 0 AND p.last_offset > v.verified
-    LOOP
-        v_from := queen.first_offset_since_v1(v_seg.id, v_now - make_interval(secs => v_seg.win));
-        SELECT array_agg(d.i ORDER BY d.i), array_agg(d.original ORDER BY d.i)
-          INTO duplicate_at, duplicate_of
-          FROM (SELECT g.i, min(t.message_offset) AS original
-                  FROM generate_series(0, v_seg.n - 1) AS g(i)
-                  JOIN queen.txn_hashes_v1(v_seg.id, greatest(v_from - 1, v_seg.verified),
-                                           v_seg.last_offset) t
-                    ON t.hash = substring(v_seg.hashes FROM g.i * 16 + 1 FOR 16)
-                 GROUP BY g.i) d;
-        IF duplicate_at IS NOT NULL THEN
-            v_clean[v_seg.ord] := false;
-            ord := v_seg.ord; partition_id := v_seg.id; base_offset := NULL; created_at := NULL;
-            RETURN NEXT;
-        END IF;
-    END LOOP;
+    IF v_windows AND (9223372036854775807 = ALL (p_verified)) IS NOT TRUE THEN
+        FOR v_seg IN
+            SELECT s.ord::integer AS ord, s.id, s.last_offset, s.hashes, s.n, q.dedup_window_seconds AS win,
+                   v.verified
+              FROM unnest(v_ids, v_lasts, p_hashes, p_counts, p_verified, p_verified_in, p_verified_since)
+                   WITH ORDINALITY
+                   AS s(id, last_offset, hashes, n, verified, verified_in, verified_since, ord)
+             CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p WHERE p.id = s.id OFFSET 0) p
+              JOIN queen.queues q ON q.id = p.queue_id
+             CROSS JOIN LATERAL (SELECT CASE
+                    WHEN s.verified = 9223372036854775807 THEN s.verified
+                    WHEN s.verified_in = s.id
+                     AND s.verified_since < v_now - make_interval(secs => q.dedup_window_seconds)
+                    THEN s.verified ELSE -1 END AS verified) v
+             WHERE q.dedup_window_seconds > 0 AND s.last_offset > v.verified
+        LOOP
+            v_from := queen.first_offset_since_v1(v_seg.id, v_now - make_interval(secs => v_seg.win));
+            SELECT array_agg(d.i ORDER BY d.i), array_agg(d.original ORDER BY d.i)
+              INTO duplicate_at, duplicate_of
+              FROM (SELECT g.i, min(t.message_offset) AS original
+                      FROM generate_series(0, v_seg.n - 1) AS g(i)
+                      JOIN queen.txn_hashes_v1(v_seg.id, greatest(v_from - 1, v_seg.verified),
+                                               v_seg.last_offset) t
+                        ON t.hash = substring(v_seg.hashes FROM g.i * 16 + 1 FOR 16)
+                     GROUP BY g.i) d;
+            IF duplicate_at IS NOT NULL THEN
+                v_dirty := v_dirty || v_seg.ord;
+                ord := v_seg.ord; partition_id := v_seg.id; base_offset := NULL; created_at := NULL;
+                RETURN NEXT;
+            END IF;
+        END LOOP;
+    END IF;
 
+    -- Three statements and no CTE: joining segments to what an UPDATE returned costs more than saying twice
+    -- what it will do.
+    INSERT INTO queen.log_segments (partition_id, base_offset, end_offset, raw_bytes, created_at, blob)
+    SELECT s.id, s.last + 1, s.last + s.n, s.raw, greatest(v_now, s.at), s.blob
+      FROM unnest(v_ids, v_lasts, v_times, p_counts, p_raw_bytes, p_blobs)
+           WITH ORDINALITY AS s(id, last, at, n, raw, blob, ord)
+     WHERE s.ord <> ALL (v_dirty);
+    INSERT INTO queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
+    SELECT s.id, s.last + 1, s.last + s.n, greatest(v_now, s.at), s.hashes
+      FROM unnest(v_ids, v_lasts, v_times, p_counts, p_hashes)
+           WITH ORDINALITY AS s(id, last, at, n, hashes, ord)
+     WHERE s.ord <> ALL (v_dirty);
     RETURN QUERY
-    WITH seg AS (
-        SELECT s.ord::integer AS ord, s.id, s.n, s.raw, s.hashes, s.blob
-          FROM unnest(v_ids, p_counts, p_raw_bytes, p_hashes, p_blobs, v_clean)
-               WITH ORDINALITY AS s(id, n, raw, hashes, blob, clean, ord)
-         WHERE s.clean
-    ), alloc AS (
-        UPDATE queen.log_partitions p
-           SET last_offset = p.last_offset + s.n,
-               last_created_at = greatest(v_now, p.last_created_at),
-               last_write_at = CASE WHEN p.last_write_at < v_now - interval '1 second'
-                                    THEN v_now ELSE p.last_write_at END,
-               oldest_live_at = coalesce(p.oldest_live_at, greatest(v_now, p.last_created_at)),
-               oldest_txn_at = coalesce(p.oldest_txn_at, greatest(v_now, p.last_created_at))
-          FROM seg s
-         WHERE p.id = s.id AND p.id = ANY (v_ids)
-     RETURNING s.ord, p.id, p.last_offset - s.n + 1 AS base_offset, p.last_offset AS end_offset,
-               p.last_created_at AS created_at
-    ), segments AS (
-        INSERT INTO queen.log_segments (partition_id, base_offset, end_offset, raw_bytes, created_at, blob)
-        SELECT a.id, a.base_offset, a.end_offset, s.raw, a.created_at, s.blob
-          FROM alloc a JOIN seg s ON s.ord = a.ord
-    ), txns AS (
-        INSERT INTO queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
-        SELECT a.id, a.base_offset, a.end_offset, a.created_at, s.hashes
-          FROM alloc a JOIN seg s ON s.ord = a.ord
-    )
-    SELECT a.ord, a.id, a.base_offset, a.created_at, NULL::integer[], NULL::bigint[] FROM alloc a;
+    UPDATE queen.log_partitions p
+       SET last_offset = s.last + s.n,
+           last_created_at = greatest(v_now, s.at),
+           last_write_at = CASE WHEN p.last_write_at < v_now - interval '1 second'
+                                THEN v_now ELSE p.last_write_at END,
+           oldest_live_at = coalesce(p.oldest_live_at, greatest(v_now, s.at)),
+           oldest_txn_at = coalesce(p.oldest_txn_at, greatest(v_now, s.at))
+      FROM unnest(v_ids, v_lasts, v_times, p_counts) WITH ORDINALITY AS s(id, last, at, n, ord)
+     WHERE p.id = s.id AND p.id = ANY (v_ids) AND s.ord <> ALL (v_dirty)
+ RETURNING s.ord::integer, p.id, s.last + 1, p.last_created_at, NULL::integer[], NULL::bigint[];
 END $$;
 
 -- The segments that hold given offsets, to find the message ids of a duplicate's original. An offset

@@ -284,7 +284,7 @@ class TestGuards:
         [(0, b""), (1, b""), (1, bytes(15)), (2, bytes(16)), (1, bytes(32)), (-1, bytes(16))],
     )
     async def test_one_hash_a_message(self, log: Log, count: int, hashes: bytes) -> None:
-        with pytest.raises(DatabaseError, match="do not fit together"):
+        with pytest.raises(DatabaseError, match="check constraint"):
             await log.store.push(["q"], ["p"], [count], [5], [hashes], [b"x"], [-1], [None], [None])
         assert await log.store.list_queues() == []
 
