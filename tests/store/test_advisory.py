@@ -108,6 +108,18 @@ class TestWaysOut:
         await wait_free(watcher)
         assert pool.statistics().closed_total == 1
 
+    async def test_cancellation_costs_no_connection(
+        self, pool: Pool, watcher: TrioConnection
+    ) -> None:
+        with trio.CancelScope() as scope:
+            async with try_advisory_lock(pool, LOCK) as conn:
+                assert conn is not None
+                scope.cancel()
+                await conn.fetch(WORK)
+        assert scope.cancelled_caught
+        assert await holders(watcher) == []
+        assert (pool.statistics().idle, pool.statistics().closed_total) == (1, 0)
+
     async def test_cancellation_at_each_step(self, pool: Pool, watcher: TrioConnection) -> None:
         steps = 0
         finished = False

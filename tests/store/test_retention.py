@@ -258,6 +258,20 @@ class TestSidecar:
         await check_row(log, part)
         assert (await log.push("a")).base_offset == 2
 
+    async def test_those_of_a_segment_that_is_there_stay(
+        self, log: Log, retention: Retention
+    ) -> None:
+        await log.configure(**COMPLETED)
+        part = (await log.push("a")).partition_id
+        await log.push("b")
+        await log.age(2 * DAY)
+        await log.pop(batch=1, auto_ack=True, lease_id="")
+        await retention.run()
+        assert (retention.statistics.segments, retention.statistics.sidecar_rows) == (1, 1)
+        await check_row(log, part)
+        assert ids(await log.pop()) == ["b"]
+        assert (await log.ack(part, "b:c")).verdicts == "c"
+
     async def test_they_outlive_leases_where_the_window_is_short(
         self, log: Log, retention: Retention
     ) -> None:
