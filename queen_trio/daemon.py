@@ -1,6 +1,7 @@
 """The daemon: what starts in which order, what a signal does, what stops in which order.
 
     run
+    ├── watchdog           aborts a process whose loop hangs
     ├── signals            first one drains, second one exits at once
     └── PostgreSQL         embedded, or reached through PG_*, by sessions of our own
         └── spool          this broker's own directory, locked
@@ -51,6 +52,7 @@ from queen_trio.store.resources import ResourceStore
 from queen_trio.store.settings import ConnectionSettings
 from queen_trio.store.traces import TraceStore
 from queen_trio.supervision import supervise
+from queen_trio.watchdog import serve_watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 EXIT_SECOND_SIGNAL: Final = 130
+WATCHDOG_SECONDS: Final = 30.0  # spec 8.24; longer than any pause that the loop is known to make
 BOOT_BACKOFF_FIRST_SECONDS: Final = 0.25
 BOOT_BACKOFF_MAX_SECONDS: Final = 5.0
 # What the steps after http keep of the shutdown time: flush, pool, PostgreSQL.
@@ -77,6 +80,7 @@ async def run(config: Config) -> int:
     stop = _Stop(config.server.shutdown_timeout_ms / 1000)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as root:
+            await root.start(serve_watchdog, WATCHDOG_SECONDS)
             root.start_soon(stop.watch, signals)
             with stop.scope:
                 await _serve(config, stop, guard, mesh)
