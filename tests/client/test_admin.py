@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.client.hosting import hosted
+from tests.client.releases import CURRENT, RELEASES
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from tests.brokers import LiveBroker
+
+OLDER_RELEASES = [release for release in RELEASES if release != CURRENT]
 
 
 @hosted
@@ -55,3 +60,28 @@ async def test_resources(client: ModuleType, shared_broker: LiveBroker, name: st
         assert (await admin.get_analytics(queue=name))["totals"]["pushed"] == 3
         assert "timeSeries" in await admin.get_system_metrics()
         assert "timeSeries" in await admin.get_worker_metrics()
+
+
+# The current release has no such calls any more.
+@pytest.mark.parametrize("release", OLDER_RELEASES, indirect=True)
+@hosted
+async def test_maintenance(client: ModuleType, broker: LiveBroker, name: str) -> None:
+    async with client.Queen(broker.url) as queen:
+        admin = queen.admin
+        answer = await admin.set_maintenance_mode(True)
+        assert (answer["maintenanceMode"], answer["bufferHealthy"]) == (True, True)
+        assert answer["bufferedMessages"] == 0
+        assert answer["message"]
+        [pushed] = await queen.queue(name).push({"data": 1})
+        assert pushed["status"] == "buffered"
+        state = await admin.get_maintenance_mode()
+        assert (state["maintenanceMode"], state["popMaintenanceMode"]) == (True, False)
+        assert (state["bufferedMessages"], state["bufferHealthy"]) == (1, True)
+        assert state["bufferStats"]["pendingMessages"] == 1
+        await admin.set_pop_maintenance_mode(True)
+        assert (await admin.get_pop_maintenance_mode())["popMaintenanceMode"] is True
+        assert (await admin.set_maintenance_mode(False))["maintenanceMode"] is False
+        assert await queen.queue(name).wait(False).pop() == []
+        await admin.set_pop_maintenance_mode(False)
+        [message] = await queen.queue(name).wait(True).pop()
+        assert message["data"] == 1
