@@ -56,7 +56,8 @@ BEGIN
         SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, p.last_created_at
           FROM queen.queues q
          CROSS JOIN unnest(coalesce(p_candidates, ARRAY[p_partition])) AS k(name)
-          JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = k.name
+         CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p
+                              WHERE p.queue_id = q.id AND p.name = k.name OFFSET 0) p
          WHERE q.tenant_id = p_tenant AND q.name = p_queue;
     ELSE
         RETURN QUERY
