@@ -28,10 +28,11 @@ class Mode(Enum):
 
 
 class Proxy:
-    """Passes connections to its `port` on to a target on 127.0.0.1; open it with `open_proxy`."""
+    """Passes connections to its `port` on to a target; open it with `open_proxy`."""
 
-    def __init__(self, target: int, port: int) -> None:
+    def __init__(self, target: int, port: int, host: str = "127.0.0.1") -> None:
         self.target = target
+        self.host = host
         self.port = port
         self.mode = Mode.PASS
         self.connections = 0
@@ -65,7 +66,7 @@ class Proxy:
         if self.mode is Mode.CUT:
             return
         async with (
-            await trio.open_tcp_stream("127.0.0.1", self.target) as server,
+            await trio.open_tcp_stream(self.host, self.target) as server,
             trio.open_nursery() as nursery,
         ):
             # Both directions end together: one that half-closes is not what is tried here.
@@ -95,10 +96,10 @@ class Proxy:
 
 
 @asynccontextmanager
-async def open_proxy(target: int) -> AsyncIterator[Proxy]:
-    """Run a proxy to a port of 127.0.0.1 for the block's time."""
+async def open_proxy(target: int, host: str = "127.0.0.1") -> AsyncIterator[Proxy]:
+    """Run a proxy on 127.0.0.1 to a port of `host` for the block's time."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    proxy = Proxy(target, listener.socket.getsockname()[1])
+    proxy = Proxy(target, listener.socket.getsockname()[1], host)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, proxy.serve_connection, [listener])
         yield proxy

@@ -84,6 +84,10 @@ class Broker(LiveBroker):
     def url(self) -> str:
         return f"http://{self.address}:{self.port}"
 
+    def configure(self, **environment: str) -> None:
+        """Change variables from its next start on."""
+        self._environment.update(environment)
+
     def stop(self) -> int:
         """SIGTERM, and the exit code; an engine would kill it after its grace."""
         self.process.send_signal(signal.SIGTERM)
