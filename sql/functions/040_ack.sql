@@ -62,6 +62,39 @@ BEGIN
             CONTINUE;
         END IF;
 
+        -- Most acks say that all of the batch is completed, in its order: one comparison tells.
+        IF v_target.n = v_cursor.batch_end - v_cursor.committed
+           AND v_target.statuses = repeat('c', v_target.n)
+           AND (v_target.lease IS NULL
+                OR v_cursor.worker_id = v_target.lease AND v_cursor.lease_expires_at > v_now)
+           AND v_target.hashes = (
+               SELECT string_agg(substring(t.hashes
+                                 FROM greatest(v_cursor.committed + 1 - t.base_offset, 0)::integer * 16 + 1
+                                 FOR (least(t.end_offset, v_cursor.batch_end)
+                                      - greatest(t.base_offset - 1, v_cursor.committed))::integer * 16),
+                                 ''::bytea ORDER BY t.base_offset)
+                 FROM queen.log_txns t
+                WHERE t.partition_id = v_target.part
+                  AND t.base_offset <= v_cursor.batch_end AND t.end_offset > v_cursor.committed
+                  AND t.base_offset >= coalesce(
+                        (SELECT f.base_offset FROM queen.log_txns f
+                          WHERE f.partition_id = v_target.part AND f.base_offset <= v_cursor.committed + 1
+                          ORDER BY f.base_offset DESC LIMIT 1), 0))
+        THEN
+            UPDATE queen.log_consumers c
+               SET committed = c.batch_end, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
+                   total_consumed = c.total_consumed + v_target.n, batch_retry_count = 0,
+                   attempt_offset = CASE WHEN c.attempt_offset > c.batch_end THEN c.attempt_offset END,
+                   attempt_count = CASE WHEN c.attempt_offset > c.batch_end THEN c.attempt_count ELSE 0 END
+              FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+             WHERE c.partition_id = v_target.part AND c.consumer_group = v_target.grp AND p.id = v_target.part
+         RETURNING q.name, p.name, p.last_offset > c.committed INTO queue_name, partition_name, has_more;
+            verdicts := v_target.statuses;
+            lease_released := true;
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+
         -- Items to offsets of the leased batch. A transactionId may stand more than once in it (dedup
         -- off): its k-th item means its k-th message, items beyond that mean the last one.
         SELECT array_agg(m.message_offset ORDER BY i.i) INTO v_offsets

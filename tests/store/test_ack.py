@@ -108,6 +108,41 @@ class TestVerdicts:
         assert (cursor["total_consumed"], cursor["batch_retry_count"]) == (6, 0)
 
 
+class TestWholeBatches:
+    """Said in order, a completed batch takes a path of its own, wherever segments begin and end."""
+
+    @pytest.mark.parametrize("size", range(1, 7))
+    async def test_batch_after_batch(self, log: Log, size: int) -> None:
+        pushed = await log.push("a", "b")
+        await log.push("c", "d", "e", "f")
+        for start in range(0, len(NAMES), size):
+            names = list(NAMES[start : start + size])
+            assert ids(await log.pop(batch=size)) == names
+            row = await log.ack(pushed.partition_id, " ".join(f"{name}:c" for name in names))
+            assert (row.verdicts, row.lease_released) == ("c" * len(names), True)
+            assert (row.queue_name, row.partition_name) == ("q", "p")
+            assert row.has_more is (names[-1] != "f")
+            got = await state(log, pushed.partition_id)
+            assert got == (start + len(names) - 1, None, None, 0)
+        assert await log.pop() == []
+
+    async def test_other_ids_of_that_number(self, log: Log, partition: UUID) -> None:
+        row = await log.ack(partition, "b:c c:c d:c e:c f:c g:c")
+        assert (row.verdicts, row.lease_released) == ("cccccu", True)
+
+    async def test_under_a_lost_lease(self, log: Log, partition: UUID) -> None:
+        row = await log.ack(partition, "a:c b:c c:c d:c e:c f:c", lease="another")
+        assert (row.verdicts, row.lease_released) == ("llllll", False)
+
+    async def test_a_failure_is_forgotten(self, log: Log, partition: UUID) -> None:
+        await log.ack(partition, "a:c b:f")
+        assert await state(log, partition) == (0, None, 1, 1)
+        await log.pop(batch=2)
+        row = await log.ack(partition, "b:c c:c")
+        assert row.verdicts == "cc"
+        assert await state(log, partition) == (2, None, None, 0)
+
+
 class TestCommittedAlready:
     async def test_completed_is_a_noop_everything_else_is_late(
         self, log: Log, partition: UUID
