@@ -24,9 +24,9 @@ log = structlog.get_logger(__name__)
 BACKOFF_FIRST_SECONDS: Final = 0.25
 BACKOFF_MAX_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 5.0
-# A link that lasted so long was accepted; one that refuses our HELLO ends at once, and must not be
-# dialled four times a second.
-HEALTHY_SECONDS: Final = 10.0
+# A link that lasted so long, the attempt to open it included, was accepted; one that refuses our
+# HELLO ends at once, and must not be dialled four times a second.
+HEALTHY_SECONDS: Final = 15.0
 # A peer that takes nothing for so long is as good as down (spec 8.28): where its buffers are full
 # our write blocks, where its host is gone only the kernel knows that nothing is acknowledged.
 WRITE_SECONDS: Final = 5.0
@@ -145,7 +145,7 @@ class Dialer:
                 frames = [await self.peer.wait_frame(), *self.peer.take_nowait(WRITE_BYTES)]
             try:
                 await _write(stream, b"".join(frames))
-            except BaseException:
+            except BaseException:  # cancelled too: then the peer has closed the link
                 self.peer.dropped += len(frames)
                 raise
             self.peer.sent += len(frames)
