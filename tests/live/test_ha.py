@@ -7,13 +7,15 @@ other; whatever they do, the same holds.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import httpx
+import psycopg
 import pytest
 import trio
 
+from queen_trio.store.advisory import AdvisoryLock
 from tests.compose.stack import running_stack
 from tests.live.history import History
 from tests.proxy import Mode, open_proxy
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 SECONDS = 60
 MESH_PORT = 6633
 OFF = "off"
+# Between two runs of a job, on each broker.
+CYCLE_SECONDS = 0.05
 MESHES = [*Mode, OFF]
 # How much load passes between two blows.
 STEP = 60
@@ -35,7 +39,8 @@ STEP = 60
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """The HA file with the profile of the third broker, jobs that run often."""
-    often = {"RETENTION_INTERVAL": "50", "STATS_INTERVAL_MS": "50"}
+    interval = str(int(CYCLE_SECONDS * 1000))
+    often = {"RETENTION_INTERVAL": interval, "STATS_INTERVAL_MS": interval}
     with running_stack("docker-compose.ha.yml", "three", environment=often) as stack:
         yield stack
 
@@ -65,7 +70,9 @@ async def open_meshed(stack: Stack, mesh: Mode | str) -> AsyncIterator[list[Brok
                 QUEEN_MESH_PEERS=",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies),
                 QUEEN_SYNC_ENABLED="false" if mesh == OFF else "true",
             )
-            await stop(broker)
+        async with trio.open_nursery() as nursery:
+            for broker in brokers:
+                nursery.start_soon(stop, broker)
         await start(*brokers)
         if isinstance(mesh, Mode):
             await wait_meshed(brokers)
@@ -111,12 +118,65 @@ async def test_restarts_and_deaths_under_load(stack: Stack, mesh: Mode | str) ->
             history.check(redeliveries=False)
 
             async with open_history(stack, f"killed-{mesh}") as history:
-                first, *others = brokers
-                first.kill()
-                await history.wait_progress(STEP)
-                await start(first)
-                for broker in others:
+                # One, then two; the third one serves alone until they are back.
+                for broker in brokers[:2]:
                     broker.kill()
-                await history.wait_progress(STEP)
-                await start(*others)
+                    await history.wait_progress(STEP)
+                await start(*brokers[:2])
             history.check(redeliveries=True)
+
+
+@contextmanager
+def locked(stack: Stack, table: str) -> Iterator[None]:
+    """Hold a table for the block's time, so that a job that needs it stands still."""
+    cluster = stack.cluster
+    with psycopg.connect(
+        host=str(cluster.directory), port=cluster.port, user="postgres", dbname="queen"
+    ) as connection:
+        connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
+        yield
+
+
+def holders(stack: Stack, lock: AdvisoryLock) -> list[str]:
+    """The server ids of the brokers that hold or await this advisory lock."""
+    rows = stack.cluster.execute(
+        "SELECT a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+        " WHERE l.locktype = 'advisory' AND l.objsubid = 1"
+        f" AND (l.classid::bigint << 32) + l.objid::bigint = {lock.value}",
+        "queen",
+    )
+    return [name.removeprefix("queen-trio/") for (name,) in rows]
+
+
+async def wait_holder(stack: Stack, lock: AdvisoryLock) -> str:
+    """Block until one broker is at work, and see that for several cycles no other one is."""
+    while not (found := holders(stack, lock)):
+        await trio.sleep(0.01)
+    for _ in range(20):
+        assert holders(stack, lock) == found
+        await trio.sleep(CYCLE_SECONDS / 2)
+    [holder] = found
+    return holder
+
+
+# What the job of a lock can't do without.
+TABLES = {AdvisoryLock.RETENTION: "queen.queues", AdvisoryLock.STATS: "queen.queue_lag_metrics"}
+
+
+@pytest.mark.parametrize("lock", TABLES)
+async def test_one_replica_does_a_job_and_another_one_after_its_death(
+    stack: Stack, lock: AdvisoryLock
+) -> None:
+    """All three want it all the time. The one that has it is held up at work, then killed."""
+    brokers = stack.brokers
+    with trio.fail_after(SECONDS):
+        await start(*(broker for broker in brokers.values() if broker.process.poll() is not None))
+        with locked(stack, TABLES[lock]):
+            first = await wait_holder(stack, lock)
+            brokers[first].kill()
+        while first in holders(stack, lock):
+            await trio.sleep(0.01)
+        with locked(stack, TABLES[lock]):
+            second = await wait_holder(stack, lock)
+        assert second != first
+        await start(brokers[first])
