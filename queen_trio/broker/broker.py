@@ -30,6 +30,7 @@ from .dlq import DeadLetterService
 from .encryption import Encryption
 from .groups import GroupService
 from .hints import FanOut, Hints, LocalHints
+from .history import History
 from .maintenance import Maintenance
 from .messages import MessageService
 from .pop import PopService
@@ -125,7 +126,8 @@ async def open_broker(
     messages = MessageStore(store.pool, store.tenant)
     max_bytes = config.pop.max_bytes
     available = hints.messages_available
-    replays = ReplayService(store, ReplayStore(store), encryption, traffic, available)
+    history = History(store)
+    replays = ReplayService(store, ReplayStore(store), history, encryption, traffic, available)
     async with trio.open_nursery() as background:
         background.start_soon(arbiter.serve)  # noqa: ASYNC113 - until then the budget stands
         background.start_soon(wakeups.serve)  # noqa: ASYNC113 - pops only enlist before
@@ -133,7 +135,13 @@ async def open_broker(
             background.start_soon(candidates.serve)  # noqa: ASYNC113 - the same
         async with (
             open_push_service(
-                store, ids, encryption, maintenance, PushBuffer(spool, encryption), available
+                store,
+                ids,
+                history,
+                encryption,
+                maintenance,
+                PushBuffer(spool, encryption),
+                available,
             ) as pushes,
             open_ack_service(store, hints) as acks,
         ):

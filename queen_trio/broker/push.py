@@ -14,7 +14,7 @@ import trio
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
 from queen_trio.store.queries import VERIFIED_EVERYWHERE, PushRow, Store
 
-from .dedup import DedupFilter, Verified
+from .dedup import Verified
 from .encryption import EncryptionKeyMissing
 from .lanes import Lanes
 from .originals import original_ids
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .buffer import PushBuffer
     from .dedup import DedupStatistics
     from .encryption import Encryption
+    from .history import History
     from .maintenance import Maintenance
 
 log = structlog.get_logger(__name__)
@@ -38,8 +39,6 @@ PUSH_LANES: Final = 3
 # What one call may carry; bounds how long it holds its partition locks.
 BUNDLE_MAX_SEGMENTS: Final = 128
 BUNDLE_MAX_BYTES: Final = 16 * 1024 * 1024
-# One read of a partition's history; keeps the event loop free between slices (20 ms each).
-HISTORY_MESSAGES: Final = 65_536
 # Ids that were made here occur nowhere.
 _GENERATED: Final = Verified(VERIFIED_EVERYWHERE, None, None)
 
@@ -57,6 +56,7 @@ class PushService:
         self,
         store: Store,
         ids: Uuid7,
+        history: History,
         encryption: Encryption,
         maintenance: Maintenance,
         buffer: PushBuffer,
@@ -65,6 +65,7 @@ class PushService:
         """`on_commit` is told which partitions have new messages, after each commit."""
         self._store = store
         self._ids = ids
+        self._history = history
         self._encryption = encryption
         self._maintenance = maintenance
         self._buffer = buffer
@@ -74,7 +75,6 @@ class PushService:
         # Open segments of each partition that has any, oldest first. The oldest of a partition is
         # in `_ready` or in flight; the others wait behind it.
         self._lines: dict[Key, deque[Segment]] = {}
-        self._dedup = DedupFilter()
         self._lanes = Lanes(PUSH_LANES, self._take_bundle, self._flush)
 
     async def push(
@@ -96,7 +96,7 @@ class PushService:
 
     def dedup_statistics(self) -> DedupStatistics:
         """Return what the dedup filter holds."""
-        return self._dedup.statistics()
+        return self._history.statistics()
 
     def close(self) -> None:
         """Let `serve` end when everything accepted has been flushed."""
@@ -203,7 +203,7 @@ class PushService:
                 await trio.lowlevel.checkpoint()
             hashes.append(b"".join(segment.hashes()))
             verified.append(
-                self._dedup.verify(segment.key, segment.hashes())
+                self._history.verify(segment.key, segment.hashes())
                 if segment.supplied
                 else _GENERATED
             )
@@ -248,10 +248,9 @@ class PushService:
         return [segment for segment, _ in dirty if segment.drafts]
 
     async def _learn(self, segment: Segment, row: PushRow) -> None:
-        """Let the dedup filter know a committed segment, and what it has missed before it."""
         assert row.base_offset is not None  # noqa: S101 - it is committed
         assert row.created_at is not None  # noqa: S101
-        after = self._dedup.learn(
+        await self._history.learn(
             segment.key,
             row.partition_id,
             row.base_offset,
@@ -259,12 +258,6 @@ class PushService:
             segment.hashes(),
             supplied=bool(segment.supplied),
         )
-        try:
-            while after is not None:
-                rows = await self._store.history(row.partition_id, after, HISTORY_MESSAGES)
-                after = self._dedup.load(segment.key, row.partition_id, rows)
-        except DatabaseError as error:
-            log.debug("history not read", queue=segment.key[0], error=str(error))
 
 
 def _fail(todo: Sequence[Segment], error: str) -> None:
@@ -278,13 +271,14 @@ def _fail(todo: Sequence[Segment], error: str) -> None:
 async def open_push_service(
     store: Store,
     ids: Uuid7,
+    history: History,
     encryption: Encryption,
     maintenance: Maintenance,
     buffer: PushBuffer,
     on_commit: Callable[[Sequence[Key]], None],
 ) -> AsyncIterator[PushService]:
     """Run a PushService; leaving flushes what was accepted."""
-    service = PushService(store, ids, encryption, maintenance, buffer, on_commit)
+    service = PushService(store, ids, history, encryption, maintenance, buffer, on_commit)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:

@@ -17,21 +17,21 @@ from attrs import define, field
 from queen_trio.model.encryption import Undecipherable
 from queen_trio.model.ids import created_at
 from queen_trio.model.message import hash_of
-from queen_trio.store.queries import NOTHING_VERIFIED
 
+from .dedup import BEGINNING_OF_TIME, Verified
 from .originals import original_ids
 from .push import BUNDLE_MAX_SEGMENTS
 from .segment import SEGMENT_MAX_BYTES, SEGMENT_MAX_MESSAGES, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from uuid import UUID
 
     from queen_trio.spool import SpoolRecord
     from queen_trio.store.queries import Store
     from queen_trio.store.replay import ReplayRow, ReplayStore
 
     from .encryption import Encryption
+    from .history import History
     from .traffic import Traffic
 
 # How far the clocks of brokers and PostgreSQL may be apart.
@@ -57,8 +57,7 @@ class _Replayed:
     hashes: list[bytes] = field(factory=list)
     ids: list[str] = field(factory=list)
     size: int = 0
-    examined: int = NOTHING_VERIFIED
-    examined_in: UUID | None = None
+    examined: Verified | None = None  # what all was compared with by id
 
     def add_nowait(self, messages: Sequence[bytes]) -> bool:
         """Take the messages of one record in, or say no: full, or a transactionId is here."""
@@ -97,12 +96,14 @@ class ReplayService:
         self,
         store: Store,
         replays: ReplayStore,
+        history: History,
         encryption: Encryption,
         traffic: Traffic,
         on_commit: Callable[[Sequence[Key]], None],
     ) -> None:
         self._store = store
         self._replays = replays
+        self._history = history
         self._encryption = encryption
         self._traffic = traffic
         self._on_commit = on_commit
@@ -134,6 +135,10 @@ class ReplayService:
 
     async def _send(self, todo: list[_Replayed]) -> list[ReplayRow]:
         encoded = [self._encryption.encode(segment.key[0], segment.records) for segment in todo]
+        verified = [
+            segment.examined or self._history.verify(segment.key, segment.hashes)
+            for segment in todo
+        ]
         return await self._replays.replay(
             [segment.key[0] for segment in todo],
             [segment.key[1] for segment in todo],
@@ -142,29 +147,44 @@ class ReplayService:
             [b"".join(segment.hashes) for segment in todo],
             [one.blob for one in encoded],
             [segment.since for segment in todo],
-            [segment.examined for segment in todo],
-            [segment.examined_in for segment in todo],
+            [known.upto for known in verified],
+            [known.partition_id for known in verified],
+            [known.since for known in verified],
             [one.sealed for one in encoded],
         )
 
     async def _sort_out(self, todo: list[_Replayed], rows: list[ReplayRow]) -> list[_Replayed]:
         """Tell of what was committed; return what has to be sent again without what is there."""
-        committed = [todo[row.ord - 1] for row in rows if row.committed]
+        committed = [(todo[row.ord - 1], row) for row in rows if row.base_offset is not None]
         if committed:
             self._traffic.count_pushed(
-                [segment.key[0] for segment in committed],
-                [len(segment.records) for segment in committed],
+                [segment.key[0] for segment, _ in committed],
+                [len(segment.records) for segment, _ in committed],
             )
-            self._on_commit([segment.key for segment in committed])
+            self._on_commit([segment.key for segment, _ in committed])
+        for segment, row in committed:
+            await self._learn(segment, row)
         again: list[_Replayed] = []
         for row in rows:
-            if not row.committed:
+            if row.base_offset is None:
                 segment = todo[row.ord - 1]
                 segment.drop(await self._known(segment, row))
                 assert row.examined is not None  # noqa: S101 - it was not committed
-                segment.examined, segment.examined_in = row.examined, row.partition_id
+                segment.examined = Verified(row.examined, row.partition_id, BEGINNING_OF_TIME)
                 again.append(segment)
         return [segment for segment in again if segment.records]
+
+    async def _learn(self, segment: _Replayed, row: ReplayRow) -> None:
+        assert row.base_offset is not None  # noqa: S101 - it is committed
+        assert row.created_at is not None  # noqa: S101
+        await self._history.learn(
+            segment.key,
+            row.partition_id,
+            row.base_offset,
+            row.created_at,
+            segment.hashes,
+            supplied=True,
+        )
 
     async def _known(self, segment: _Replayed, row: ReplayRow) -> set[int]:
         """Positions of the messages that are in the log, or repeat one inside the window."""

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _REPLAY: Final = Statement(
     "replay",
-    "SELECT ord, partition_id, committed, examined, found_at, found_of, found_inside"
-    " FROM queen.replay_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+    "SELECT ord, partition_id, base_offset, created_at, examined, found_at, found_of, found_inside"
+    " FROM queen.replay_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
     lane=Lane.MAINT,
 )
 
 
 class ReplayRow(NamedTuple):
-    """One segment: committed, or not written because some of its hashes are in the log.
+    """One segment: committed at `base_offset`, or not, because some of its hashes are in the log.
 
     The message at index `found_at[k]` has the transactionId of the one at the offset `found_of[k]`,
     inside the queue's window or not. All up to the offset `examined` has been looked through.
@@ -32,7 +32,8 @@ class ReplayRow(NamedTuple):
 
     ord: int
     partition_id: UUID
-    committed: bool
+    base_offset: int | None
+    created_at: datetime | None
     examined: int | None
     found_at: list[int] | None
     found_of: list[int] | None
@@ -54,8 +55,9 @@ class ReplayStore:
         hashes: Sequence[bytes],
         blobs: Sequence[bytes],
         since: Sequence[datetime],
-        examined: Sequence[int],
-        examined_in: Sequence[UUID | None],
+        verified: Sequence[int],
+        verified_in: Sequence[UUID | None],
+        verified_since: Sequence[datetime | None],
         sealed: Sequence[bool],
     ) -> list[ReplayRow]:
         """Commit a bundle; arguments are aligned, one element a segment (different partitions).
@@ -64,6 +66,6 @@ class ReplayStore:
         """
         rows = await self._store.pool.fetch(
             _REPLAY, self._store.tenant, queues, partitions, counts, raw_bytes, hashes, blobs,
-            since, examined, examined_in, sealed,
+            since, verified, verified_in, verified_since, sealed,
         )  # fmt: skip
         return [ReplayRow(*row) for row in rows]

@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from queen_trio.broker.buffer import PushBuffer
 from queen_trio.broker.encryption import Encryption
+from queen_trio.broker.history import History
 from queen_trio.broker.maintenance import Maintenance
 from queen_trio.broker.push import PUSH_LANES, PushService, open_push_service
 from queen_trio.model.ids import Uuid7
@@ -71,7 +72,7 @@ async def serving(store: WatchedStore) -> AsyncIterator[tuple[PushService, list[
     maintenance = Maintenance(SystemStore(store.pool))
     with trio.fail_after(30):
         async with open_push_service(
-            store, Uuid7(), encryption, maintenance, buffer, committed.extend
+            store, Uuid7(), History(store), encryption, maintenance, buffer, committed.extend
         ) as pushes:
             yield pushes, committed
 
