@@ -47,12 +47,19 @@ async def wait_no_server(place: Path) -> None:
 
 async def test_first_start_crash_and_second_start(place: Path) -> None:
     # The deepest directory is the broker's to make; the server's files are below it.
-    environment = {"QUEEN_DATA_DIR": str(place / "queen"), "DB_POOL_SIZE": "5"}
+    environment = {
+        "QUEEN_DATA_DIR": str(place / "queen"),
+        "DB_POOL_SIZE": "5",
+        "FILE_BUFFER_DIR": "",  # the default: beside the server's data
+    }
     with trio.fail_after(SECONDS), running_broker(environment) as broker:
         async with open_api(broker) as api:
             await api.push("q", *range(10))
             assert data(await api.pop("q", batch=3, autoAck=True)) == [0, 1, 2]
             assert servers_in(place)
+            buffers = (await api.http.get("/api/v1/status/buffers")).json()
+            assert buffers["bufferStats"]["directory"] == str(place / "queen" / "buffers")
+            assert buffers["bufferHealthy"] is True
         await trio.to_thread.run_sync(broker.kill)
         # At once: the server of the killed broker may still be there.
         await trio.to_thread.run_sync(broker.restart)

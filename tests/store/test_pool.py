@@ -23,6 +23,7 @@ from queen_trio.store.pool import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from trio.testing import MockClock
 
@@ -392,3 +393,61 @@ async def test_close_waits_for_a_running_statement(settings: ConnectionSettings)
         nursery.start_soon(ask)
         await wait_until(lambda: pool.statistics().in_use == 1)
     assert rows == [[("",)]]
+
+
+# -- who doesn't wait --------------------------------------------------------------------------
+
+
+async def test_the_impatient_do_not_wait_for_a_server_that_is_away(
+    settings: ConnectionSettings, tmp_path: Path
+) -> None:
+    """They have another way (the spool); the others wait beside them."""
+    nowhere = evolve(settings, host=str(tmp_path))
+    patient: list[DatabaseUnavailable] = []
+
+    async def wait(pool: Pool) -> None:
+        try:
+            await pool.fetch(ONE, deadline_seconds=0.5)
+        except DatabaseUnavailable as error:
+            patient.append(error)
+
+    async with open_pool(nowhere, 2) as pool:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, pool)
+            for _ in range(3):
+                with pytest.raises(DatabaseUnavailable, match="PostgreSQL can't be reached"):
+                    await pool.fetch(ONE, deadline_seconds=60, impatient=True)
+            assert not patient
+        assert "no connection within" in str(patient[0])
+
+
+async def test_the_impatient_wait_while_the_pool_is_busy(settings: ConnectionSettings) -> None:
+    async with open_pool(settings, 1) as pool, trio.open_nursery() as nursery:
+        release = await hold(pool, 1, nursery)
+        rows: list[object] = []
+
+        async def ask() -> None:
+            rows.append(await pool.fetch(ONE, impatient=True))
+
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        assert rows == []
+        release()
+        await wait_until(lambda: bool(rows))
+    assert rows == [[(1,)]]
+
+
+async def test_the_impatient_notice_that_the_server_is_back(own_cluster: Cluster) -> None:
+    async with open_pool(own_cluster.settings(), 2) as pool:
+        assert await pool.fetch(ONE, impatient=True) == [(1,)]
+        await trio.to_thread.run_sync(own_cluster.stop)
+        with pytest.raises(DatabaseUnavailable):
+            await pool.fetch(ONE, impatient=True)
+        await trio.to_thread.run_sync(own_cluster.start)
+        with trio.fail_after(10):
+            while True:
+                try:
+                    assert await pool.fetch(ONE, impatient=True) == [(1,)]
+                    break
+                except DatabaseUnavailable:
+                    await trio.sleep(0.01)
