@@ -97,38 +97,50 @@ class Drafted:
     def from_items(cls, items: Sequence[PushItem], ids: Uuid7, producer_sub: str | None) -> Drafted:
         """Make ids, hashes, records and results in one pass; `items` are valid."""
         drafted = cls()
-        drafts = drafted.drafts
-        producer = _encode(producer_sub)
+        results = drafted.results
+        producer = b',"producerSub":%b}' % _encode(producer_sub)
         firsts: dict[tuple[Key, str], PushResult] = {}
-        message_ids = ids.take(len(items))
-        for index, (item, message_id) in enumerate(zip(items, message_ids, strict=True)):
+        draft: Draft | None = None
+        last: Key | None = None
+        for index, (item, message_id) in enumerate(zip(items, ids.take(len(items)), strict=True)):
             key = (item.queue, partition_of(item))
-            draft = drafts.get(key)
-            if draft is None:
-                draft = drafts[key] = Draft(drafted.pending)
-            transaction_id = item.transaction_id
-            if transaction_id is None:
-                transaction_id = message_id
+            if draft is None or key != last:
+                draft = drafted.drafts.get(key)
+                if draft is None:
+                    draft = drafted.drafts[key] = Draft(drafted.pending)
+                last = key
+            transaction_id = item.transaction_id or message_id  # none is empty
+            message_json = transaction_json = _encode(message_id)
             result = PushResult(index, message_id, transaction_id, item.queue, PushStatus.QUEUED)
-            drafted.results.append(result)
-            if item.transaction_id is not None:
+            results.append(result)
+            if transaction_id is not message_id:
                 first = firsts.setdefault((key, transaction_id), result)
                 if first is not result:
                     result.status = PushStatus.DUPLICATE
                     drafted.repeats.append((result, first))
                     continue
                 draft.generated = False
-            record = b'{"id":"%b","transactionId":%b,"traceId":%b,"data":%b,"producerSub":%b}' % (
-                message_id.encode(),
-                _encode(transaction_id),
-                b"null" if item.trace_id is None else _encode(valid_trace_id(item.trace_id)),
-                item.payload,
-                producer,
+                transaction_json = _encode(transaction_id)
+            trace = item.trace_id
+            draft.records.append(
+                b"".join(  # faster than a format
+                    (
+                        b'{"id":',
+                        message_json,
+                        b',"transactionId":',
+                        transaction_json,
+                        b',"traceId":',
+                        b"null" if trace is None else _encode(valid_trace_id(trace)),
+                        b',"data":',
+                        item.payload,
+                        producer,
+                    )
+                )
             )
-            draft.records.append(record)
             draft.hashes.append(hash_of(transaction_id))
             draft.results.append(result)
-            draft.size += len(record)
+        for draft in drafted.drafts.values():
+            draft.size = sum(map(len, draft.records))
         return drafted
 
     def finish(self) -> list[PushResult]:

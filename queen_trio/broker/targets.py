@@ -61,6 +61,10 @@ class Target:
 
     def answer(self, verdicts: str, *, lease_released: bool) -> None:
         """Fill in the results from the letters that SQL sent back, one an item."""
+        if verdicts == "c" * len(self.results):
+            for result in self.results:
+                result.leaseReleased = lease_released
+            return
         for ack, result, verdict in zip(self.acks, self.results, verdicts, strict=True):
             result.leaseReleased = lease_released
             if verdict == "d":
@@ -75,15 +79,19 @@ class Target:
 def sort_into_targets(acks: Sequence[Ack], results: Sequence[AckResult]) -> list[Target]:
     """Group the acks of one request; those without a partition are answered here."""
     targets: dict[tuple[UUID, str, str], Target] = {}
+    target: Target | None = None
+    last: tuple[UUID, str, str] | None = None
     for ack, result in zip(acks, results, strict=True):
         if ack.partition_id is None:
             result.success = False
             result.error = "unresolvable: partitionId is not a UUID"
             continue
         key = (ack.partition_id, ack.group, ack.lease_id or "")
-        target = targets.get(key)
-        if target is None:
-            target = targets[key] = Target(*key)
+        if target is None or key != last:  # in a batch they are the same: no need to hash them
+            target = targets.get(key)
+            if target is None:
+                target = targets[key] = Target(*key)
+            last = key
         target.add(ack, result)
     return list(targets.values())
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from queen_trio.errors import ClientError
-from queen_trio.model.ack import Ack, ack_status
+from queen_trio.model.ack import Ack, AckStatus, ack_status
 from queen_trio.model.names import QUEUE_MODE_GROUP, check_name
 
 from .codec import decode_untrusted, json_response, timestamp
@@ -48,16 +48,13 @@ _extend = msgspec.json.Decoder(_ExtendBody)
 async def ack(broker: Broker, request: Request) -> Response:
     """Acknowledge one message; the answer is an array of one, as the client reads it."""
     body = decode_untrusted(_single, request.body)
-    return json_response(await broker.acks.ack([_ack(body, None, "")]))
+    return json_response(await broker.acks.ack(_acks([body], None, "")))
 
 
 async def ack_batch(broker: Broker, request: Request) -> Response:
     """Acknowledge many messages; one result for each, in order."""
     body = decode_untrusted(_batch, request.body)
-    acks = [
-        _ack(item, body.consumer_group, f"acknowledgments[{index}].")
-        for index, item in enumerate(body.acknowledgments)
-    ]
+    acks = _acks(body.acknowledgments, body.consumer_group, "acknowledgments[{}].")
     return json_response(await broker.acks.ack(acks))
 
 
@@ -84,16 +81,25 @@ async def extend(broker: Broker, request: Request) -> Response:
     )
 
 
-def _ack(body: _AckBody, group: str | None, where: str) -> Ack:
-    return ack_from_wire(
-        body.transaction_id,
-        body.partition_id,
-        body.status,
-        body.consumer_group or group,
-        body.lease_id,
-        body.error,
-        where,
-    )
+def _acks(items: list[_AckBody], group: str | None, where: str) -> list[Ack]:
+    """Make the acks of one request; `where` names the item at an index in an error.
+
+    The items of a batch differ in little but their transactionId, so the rest is read once.
+    """
+    acks: list[Ack] = []
+    known: dict[tuple[str, str | None, str | None, str | None], _Common] = {}
+    for index, item in enumerate(items):
+        key = (item.partition_id, item.status, item.consumer_group, item.lease_id)
+        try:
+            common = known.get(key)
+            if common is None:
+                common = known[key] = _common(
+                    item.partition_id, item.consumer_group or group, item.status, item.lease_id
+                )
+            acks.append(Ack(_no_nul(item.transaction_id, "transactionId"), *common, item.error))
+        except ClientError as error:
+            raise ClientError(f"{where.format(index)}{error}") from None
+    return acks
 
 
 def ack_from_wire(
@@ -103,16 +109,24 @@ def ack_from_wire(
     group: str | None,
     lease_id: str | None,
     error: str | None,
-    where: str,
 ) -> Ack:
-    """Make an Ack of what a body said; raises `ClientError` naming the field, after `where`."""
-    return Ack(
-        _no_nul(transaction_id, f"{where}transactionId"),
+    """Make an Ack of what a body said; raises `ClientError` naming the field."""
+    common = _common(partition_id, group, status, lease_id)
+    return Ack(_no_nul(transaction_id, "transactionId"), *common, error)
+
+
+_Common = tuple[UUID | None, str, AckStatus, str | None]
+"""What an Ack says between its transactionId and its error."""
+
+
+def _common(
+    partition_id: str, group: str | None, status: str | None, lease_id: str | None
+) -> _Common:
+    return (
         _uuid(partition_id),
-        check_name(group or QUEUE_MODE_GROUP, f"{where}consumerGroup"),
+        check_name(group or QUEUE_MODE_GROUP, "consumerGroup"),
         ack_status(status),
-        lease_id and _no_nul(lease_id, f"{where}leaseId"),
-        error,
+        lease_id and _no_nul(lease_id, "leaseId"),
     )
 
 

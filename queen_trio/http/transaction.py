@@ -114,15 +114,17 @@ def _ack(operation: _Operation, where: str) -> Ack:
     if operation.transaction_id is None or operation.partition_id is None:
         missing = "transactionId" if operation.transaction_id is None else "partitionId"
         raise ClientError(f"{where}: object missing required field `{missing}`")
-    return ack_from_wire(
-        operation.transaction_id,
-        operation.partition_id,
-        operation.status,
-        operation.consumer_group,
-        operation.lease_id,
-        operation.error,
-        f"{where}.",
-    )
+    try:
+        return ack_from_wire(
+            operation.transaction_id,
+            operation.partition_id,
+            operation.status,
+            operation.consumer_group,
+            operation.lease_id,
+            operation.error,
+        )
+    except ClientError as error:
+        raise ClientError(f"{where}.{error}") from None
 
 
 def _leases(leases: list[str] | None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from hashlib import blake2b
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -68,7 +69,13 @@ def check_item(item: PushItem, index: int) -> None:
 
 def hash_of(transaction_id: str) -> bytes:
     """BLAKE2b-128 of the UTF-8 transactionId: how dedup and acks know a message (spec 8.7)."""
-    return blake2b(transaction_id.encode(), digest_size=16).digest()
+    digest = _EMPTY.copy()
+    digest.update(transaction_id.encode())
+    return digest.digest()
+
+
+# Copying it takes two thirds of the time that reading the parameters again does.
+_EMPTY: Final = blake2b(digest_size=16)
 
 
 def valid_trace_id(value: str | None) -> str | None:
