@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from queen_trio.store.settings import ConnectionSettings
 
@@ -24,6 +24,8 @@ STOP_SECONDS = 20.0
 
 class LiveBroker:
     """One `queen-trio serve` process on a free port of 127.0.0.1."""
+
+    command: Sequence[str] = (sys.executable, "-m", "queen_trio", "serve")
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {
@@ -52,7 +54,7 @@ class LiveBroker:
     def launch(self) -> None:
         """Start the process, whatever becomes of it."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "queen_trio", "serve"],
+            self.command,
             env=self._environment,
             stderr=subprocess.PIPE,
             text=True,
