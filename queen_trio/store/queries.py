@@ -51,7 +51,9 @@ _POP = Statement(
     lane=Lane.POP,
 )
 _CANDIDATES = Statement(
-    "candidates", "SELECT partition_name FROM queen.candidates_v1($1, $2, $3, $4, $5, $6, $7)"
+    "candidates",
+    "SELECT partition_name FROM queen.candidates_v1($1, $2, $3, $4, $5, $6, $7)",
+    lane=Lane.POP,  # it may store a subscription
 )
 _CHANGES = Statement(
     "changes", "SELECT queue_name, partition_name FROM queen.changes_v1($1, $2, $3)"

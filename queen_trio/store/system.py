@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from queen_trio.model.admission import Lane
+
 from .connection import Statement
 
 if TYPE_CHECKING:
     from .pool import Pool
 
 _SWITCHES: Final = Statement("switches", "SELECT key, enabled FROM queen.switches_v1()")
-_SET_SWITCH: Final = Statement("set_switch", "SELECT queen.set_switch_v1($1, $2)")
+_SET_SWITCH: Final = Statement("set_switch", "SELECT queen.set_switch_v1($1, $2)", Lane.MAINT)
 
 
 class SystemStore:
