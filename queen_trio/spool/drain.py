@@ -44,6 +44,7 @@ class Drain:
         self._is_paused = is_paused
         self._max_batch = max_batch
         self._refusals = 0  # of the oldest record, in a row
+        self._replayed = 0  # messages, since the spool was empty
         self._backoff = 0.0
         self._not_before = 0.0
 
@@ -55,6 +56,9 @@ class Drain:
         while not self._is_paused():
             records = await self._spool.peek(1 if alone else self._max_batch)
             if not records:
+                if self._replayed:
+                    log.info("spool: all replayed", messages=self._replayed)
+                self._replayed = 0
                 return
             try:
                 committed = await self._replay(records)
@@ -70,6 +74,7 @@ class Drain:
                     return
                 committed = 1
             else:
+                self._replayed += sum(len(record.messages) for record in records[:committed])
                 await self._spool.advance(committed)
                 self._refusals = 0
             self._backoff = 0.0

@@ -126,6 +126,10 @@ class Spool:
             )
         else:
             self._trouble = None
+            _, messages, _ = self._directory.pending()
+            aside = self._directory.quarantined
+            if messages or aside:
+                log.info("spool holds messages", pending=messages, quarantined_records=aside)
 
     async def close(self) -> None:
         """Let the directory go."""
