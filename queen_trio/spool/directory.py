@@ -136,6 +136,8 @@ class SpoolDirectory:
         lock = _lock(self.path / "lock")
         try:
             self.failed.mkdir(mode=0o700, exist_ok=True)
+            with suppress(OSError):  # not ours, then, and not made just now
+                _sync_directory(self.path.parent)
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             os.fsync(lock)  # so that a full or read-only disk is found out at boot
@@ -198,11 +200,11 @@ class SpoolDirectory:
         if self._current is None:
             return
         file, self._current = self._current, None
-        os.close(self._descriptor)
         if file.bytes:
             self._files.append(file)
-        else:
-            with suppress(OSError):
+        with suppress(OSError):
+            os.close(self._descriptor)  # what counts has been fsynced
+            if not file.bytes:
                 file.path.unlink()
 
     def _start(self) -> _File:
@@ -279,17 +281,18 @@ class SpoolDirectory:
         return path
 
     def _read(self, file: _File) -> None:
-        data = file.path.read_bytes()
-        file.taken = 0
-        for found in decode_untrusted(data):
+        records: list[SpoolRecord] = []
+        for found in decode_untrusted(file.path.read_bytes()):
             if isinstance(found, SpoolRecord):
-                self._head.append(found)
+                records.append(found)
             elif isinstance(found, Torn):
                 log.warning("spool: torn record cut off", file=str(file.path), bytes=found.size)
             else:
                 self._keep_damaged(file, found)
-        file.records = len(self._head)
-        file.messages = sum(len(record.messages) for record in self._head)
+        self._head.extend(records)
+        file.taken = 0
+        file.records = len(records)
+        file.messages = sum(len(record.messages) for record in records)
 
     def _keep_damaged(self, file: _File, found: Damaged) -> None:
         name = f"{file.path.stem}-at-{found.offset}"

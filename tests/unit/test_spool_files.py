@@ -301,3 +301,21 @@ async def test_a_crash_after_setting_aside_sets_aside_once(tmp_path: Path) -> No
             await spool.peek(2)
             await spool.quarantine("no", 5)
             assert spool.statistics().quarantined == 1
+
+
+async def test_damage_that_cannot_be_set_aside_keeps_the_file(tmp_path: Path) -> None:
+    """Neither it nor what is around it may get lost meanwhile."""
+    async with open_spool(tmp_path, PLENTY) as spool:
+        await spool.append([record(n) for n in range(3)])
+    [name] = files(tmp_path)
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(encode(record(0))) + 30] ^= 1
+    (tmp_path / name).write_bytes(data)
+    async with open_spool(tmp_path, PLENTY) as spool:
+        (tmp_path / "failed").rmdir()
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                await spool.peek(10)
+        (tmp_path / "failed").mkdir()
+        assert await take_all(spool) == [0, 2]
+        assert spool.statistics().quarantined == 1
