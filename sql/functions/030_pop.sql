@@ -87,7 +87,7 @@ CREATE OR REPLACE FUNCTION queen.pop_v1(
 RETURNS TABLE (partition_id uuid, partition_name text, queue_name text, committed bigint,
                batch_end bigint, delivery_attempt integer, base_offset bigint, created_at timestamptz,
                blob bytea, verdict text, until_ms bigint)
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_now     timestamptz := clock_timestamp();
