@@ -203,11 +203,11 @@ SPOOL_FAILED = _counter(
 SAMPLE_AGE = _gauge("queen_backlog_age_seconds", "Age of the backlog below; absent before any.")
 LAG_MESSAGES = _gauge(
     "queen_consumer_lag_messages",
-    "Messages that a group has still to complete; the most behind, 500 at most.",
+    "Messages that a group has still to complete; the most behind, 200 at most.",
     "queue",
     "group",
 )
 LAG_SECONDS = _gauge("queen_consumer_lag_seconds", "Age of the oldest of them.", "queue", "group")
-LAG_OMITTED = _gauge("queen_consumer_lag_omitted", "(queue, group) pairs beyond the 500.")
-DLQ_MESSAGES = _gauge("queen_dlq_messages", "Dead letters; the most, 500 queues at most.", "queue")
-DLQ_OMITTED = _gauge("queen_dlq_omitted", "Queues with dead letters beyond the 500.")
+LAG_OMITTED = _gauge("queen_consumer_lag_omitted", "(queue, group) pairs beyond the 200.")
+DLQ_MESSAGES = _gauge("queen_dlq_messages", "Dead letters; the most, 200 queues at most.", "queue")
+DLQ_OMITTED = _gauge("queen_dlq_omitted", "Queues with dead letters beyond the 200.")
