@@ -11,7 +11,7 @@
                         ├── jobs       supervised
                         ├── keys       supervised: what verifies tokens, where an issuer has it
                         ├── mesh       supervised; only where there are peers
-                        └── http       its death ends the process
+                        └── http       its death drains the rest and ends the process
 
 Everything is a context or a nursery, so that stopping is leaving: http first (parked pops are
 answered, requests finish), then mesh and jobs, then what was accepted is flushed, then pool,
@@ -51,7 +51,7 @@ from queen_trio.store.queries import DEFAULT_TENANT, Store
 from queen_trio.store.resources import ResourceStore
 from queen_trio.store.settings import ConnectionSettings
 from queen_trio.store.traces import TraceStore
-from queen_trio.supervision import supervise
+from queen_trio.supervision import run_vital, supervise
 from queen_trio.watchdog import serve_watchdog
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from queen_trio.http.guard import Guard
+    from queen_trio.store.connection import Grace
 
 log = structlog.get_logger(__name__)
 
@@ -86,6 +87,8 @@ async def run(config: Config) -> int:
                 await _serve(config, stop, guard, mesh)
             root.cancel_scope.cancel()
     log.info("stopped", in_time=not stop.scope.cancelled_caught or not stop.serving)
+    if stop.failure is not None:
+        raise stop.failure
     return 0
 
 
@@ -96,6 +99,10 @@ class _Stop:
         self.requested = trio.Event()
         self.scope = trio.CancelScope()
         self.serving = False
+        self.failure: Exception | None = None
+        """Why we stop, if nobody asked for it."""
+        self.grace: Grace | None = None
+        """Of the pool: its shields must not outlast the deadline (spec 8.20)."""
         self._timeout_seconds = timeout_seconds
 
     async def watch(self, signals: AsyncIterator[int]) -> None:
@@ -106,10 +113,21 @@ class _Stop:
                 log.warning("second signal, exiting at once", signal=name)
                 os._exit(EXIT_SECOND_SIGNAL)
             log.info("stopping", signal=name)
-            self.requested.set()
-            self.scope.deadline = trio.current_time() + self._timeout_seconds
-            if not self.serving:
-                self.scope.cancel()
+            self._request()
+
+    def fail(self, error: Exception) -> None:
+        """Request a stop because a part died that the others are nothing without."""
+        self.failure = error
+        if not self.requested.is_set():
+            self._request()
+
+    def _request(self) -> None:
+        self.requested.set()
+        self.scope.deadline = trio.current_time() + self._timeout_seconds
+        if self.grace is not None:
+            self.grace.limit(self.scope.deadline)
+        if not self.serving:
+            self.scope.cancel()
 
 
 async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNode | None) -> None:
@@ -122,6 +140,7 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNod
         await _prepare_schema(config, settings)
         await _warn_of_capacity(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
+        stop.grace = pool.grace
         broker = await stack.enter_async_context(
             open_broker(config, Store(pool), spool, None if mesh is None else mesh.hints)
         )
@@ -139,7 +158,8 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNod
             if guard is not None:
                 services.start_soon(supervise, "signing keys", guard.serve, restarts)
             async with trio.open_nursery() as http:
-                addresses = await http.start(_run_http, config, broker, guard, drain)
+                run_http = partial(_run_http, config, broker, guard, drain)
+                addresses = await http.start(run_vital, "http", run_http, stop.fail)
                 for address in addresses:
                     log.info("listening", address=address[0], port=address[1])
                 stop.serving = True
@@ -163,7 +183,8 @@ async def _run_http(
     broker: Broker,
     guard: Guard | None,
     drain: trio.Event,
-    task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
+    *,
+    task_status: trio.TaskStatus[list[tuple[str, int]]],
 ) -> None:
     limits = HttpLimits(
         max_body=config.server.max_body_bytes,

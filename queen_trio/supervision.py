@@ -1,13 +1,14 @@
-"""Restart policy of the child nurseries (spec 4, "Supervision and chaos").
+"""What follows from the death of a child nursery (spec 4, "Supervision and chaos").
 
-The mesh or the jobs dying costs latency only: they are started again, with backoff. This is the
-fourth and last place with a broad `except`; http has no such net, its death ends the process.
+The mesh or the jobs dying costs latency only: they are started again, with backoff. The death of
+http ends the process, but not before what it accepted is stored. This is the fourth and last
+place with a broad `except`.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
@@ -44,3 +45,31 @@ async def supervise(name: str, run: Callable[[], Awaitable[None]], restarts: Cou
             return
         await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
         backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
+
+
+class Startable(Protocol):
+    """What `trio.Nursery.start` takes, with no arguments left."""
+
+    async def __call__(self, *, task_status: trio.TaskStatus[Any]) -> None: ...
+
+
+async def run_vital(
+    name: str,
+    run: Startable,
+    on_death: Callable[[Exception], None],
+    task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `run` once, for `Nursery.start`; tell `on_death` about a crash after it has started.
+
+    A crash before that is the caller's: it propagates. `on_death` must not block.
+    """
+    started = False
+    try:
+        async with trio.open_nursery() as nursery:
+            task_status.started(await nursery.start(run))
+            started = True
+    except Exception as error:  # the supervisor's boundary
+        if not started:
+            raise
+        log.exception("nursery crashed, stopping", nursery=name)
+        on_death(error)
