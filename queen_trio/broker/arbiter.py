@@ -33,8 +33,8 @@ class _LaneState:
     """One lane; `share` is its part of the budget."""
 
     __slots__ = (
-        "admitted_total", "flushed", "inflight", "observe", "seconds", "share", "wait_seconds",
-        "waited_total", "waiters",
+        "admitted_total", "flushed", "inflight", "seconds", "share", "wait_seconds", "waited_total",
+        "waiters",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -45,9 +45,9 @@ class _LaneState:
         self.waited_total = 0
         self.wait_seconds = 0.0
         # Tasks that wait, first come first served; they are woken with the slot in their hands.
-        self.waiters: OrderedDict[trio.lowlevel.Task, None] = OrderedDict()
+        # The values tell who is impatient.
+        self.waiters: OrderedDict[trio.lowlevel.Task, bool] = OrderedDict()
         self.seconds = Histogram(SECONDS)
-        self.observe = self.seconds.observe
 
 
 class Arbiter:
@@ -62,16 +62,28 @@ class Arbiter:
         self._budget = self._law.budget
         self._inflight = 0
         self._waiting = 0
+        self._refused: dict[trio.lowlevel.Task, str] = {}  # until the task runs
         self._lanes = {lane: _LaneState(lane) for lane in Lane}  # in the order of waking
 
-    def slot(self, lane: Lane, deadline_seconds: float = float("inf")) -> Slot:
+    def slot(
+        self, lane: Lane, deadline_seconds: float = float("inf"), *, impatient: bool = False
+    ) -> Slot:
         """Return `async with arbiter.slot(lane) as left`: one admitted transaction.
 
         `left` is what remains of `deadline_seconds`; raises `DatabaseUnavailable` when there was no
-        slot in time. Entering is a point of cancellation only if there is none at once; a task
-        cancelled there holds nothing.
+        slot in time, or `refuse_impatient` ended the wait. Entering is a point of cancellation only
+        if there is none at once; a task cancelled there holds nothing.
         """
-        return Slot(self, self._lanes[lane], deadline_seconds)
+        return Slot(self, self._lanes[lane], deadline_seconds, impatient)
+
+    def refuse_impatient(self, reason: str) -> None:
+        """End the waits of the impatient with a `DatabaseUnavailable` of that text."""
+        for lane in self._lanes.values():
+            for task in [task for task, impatient in lane.waiters.items() if impatient]:
+                del lane.waiters[task]
+                self._waiting -= 1
+                self._refused[task] = reason
+                trio.lowlevel.reschedule(task)
 
     async def serve(self) -> None:
         """Adapt the budget every tick until cancelled."""
@@ -126,16 +138,16 @@ class Arbiter:
         if self._waiting:
             self._wake()
 
-    async def _wait(self, lane: _LaneState, deadline_seconds: float) -> float:
+    async def _wait(self, lane: _LaneState, deadline_seconds: float, impatient: bool) -> float:
         """Wait until `_wake` has admitted us; returns what is left of the time."""
         self._law.saturated()
         task = trio.lowlevel.current_task()
-        lane.waiters[task] = None
+        lane.waiters[task] = impatient
         self._waiting += 1
         lane.waited_total += 1
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            # Not called any more once `_wake` has rescheduled us: either we wait or have a slot.
+            # Not called any more once we are rescheduled: either we wait or have an answer.
             del lane.waiters[task]
             self._waiting -= 1
             return trio.lowlevel.Abort.SUCCEEDED
@@ -149,6 +161,8 @@ class Arbiter:
         finally:
             waited = trio.current_time() - since
             lane.wait_seconds += waited
+        if refusal := self._refused.pop(task, None):
+            raise DatabaseUnavailable(refusal)
         if not admitted:
             raise DatabaseUnavailable(
                 f"no admission slot within {deadline_seconds:g} s"
@@ -171,12 +185,15 @@ class Arbiter:
 class Slot:
     """One admitted transaction; a class because a generator costs twice as much on each call."""
 
-    __slots__ = ("_arbiter", "_deadline_seconds", "_lane", "_since")
+    __slots__ = ("_arbiter", "_deadline_seconds", "_impatient", "_lane", "_since")
 
-    def __init__(self, arbiter: Arbiter, lane: _LaneState, deadline_seconds: float) -> None:
+    def __init__(
+        self, arbiter: Arbiter, lane: _LaneState, deadline_seconds: float, impatient: bool
+    ) -> None:
         self._arbiter = arbiter
         self._lane = lane
         self._deadline_seconds = deadline_seconds
+        self._impatient = impatient
         self._since = 0.0
 
     async def __aenter__(self) -> float:
@@ -185,7 +202,7 @@ class Slot:
         if arbiter._inflight < arbiter._budget and not arbiter._waiting:
             arbiter._admit(lane)
         else:
-            left = await arbiter._wait(lane, left)
+            left = await arbiter._wait(lane, left, self._impatient)
         # From here on nothing blocks: a slot that was given can't get lost.
         self._since = now = trio.current_time()
         if lane.flushed:
@@ -200,7 +217,7 @@ class Slot:
     ) -> None:
         arbiter, lane = self._arbiter, self._lane
         now = trio.current_time()
-        lane.observe(now - self._since)
+        lane.seconds.observe(now - self._since)
         if lane.flushed:
             arbiter._law.finished(self, now, flushed=kind is None)
         arbiter._leave(lane)

@@ -79,8 +79,13 @@ class PoolStatistics:
 class Admission(Protocol):
     """What lets write transactions in: broker/arbiter.py."""
 
-    def slot(self, lane: Lane, deadline_seconds: float = ...) -> AbstractAsyncContextManager[float]:
+    def slot(
+        self, lane: Lane, deadline_seconds: float, *, impatient: bool = ...
+    ) -> AbstractAsyncContextManager[float]:
         """Enter it before taking a connection; yields what is left of the time."""
+
+    def refuse_impatient(self, reason: str) -> None:
+        """Let the impatient wait no longer: the database can't be reached."""
 
 
 @mutable(eq=False)
@@ -153,7 +158,8 @@ class Pool:
             raise self._not_reachable()
         if statement.lane is None or self.admission is None:
             return await self._fetch(statement, params, deadline_seconds, impatient)
-        async with self.admission.slot(statement.lane, deadline_seconds) as left:
+        slot = self.admission.slot(statement.lane, deadline_seconds, impatient=impatient)
+        async with slot as left:
             return await self._fetch(statement, params, left, impatient)
 
     async def _fetch(
@@ -348,6 +354,8 @@ class Pool:
             del self._waiters[waiter]
             waiter.refused = True
             waiter.ready.set()
+        if self.admission is not None and not self._open:
+            self.admission.refuse_impatient(str(self._not_reachable()))
         if self._failures > failures_before:
             return  # several attempts were under way when the outage began: they count as one
         self._failures += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,6 +110,22 @@ async def test_a_statement_that_fails_or_is_cancelled_gives_its_slot_back(pool: 
     lanes = arbiter.statistics().lanes
     assert (lanes[Lane.PUSH].inflight, lanes[Lane.ACK].inflight) == (0, 0)
     assert (lanes[Lane.PUSH].admitted_total, lanes[Lane.ACK].admitted_total) == (2, 1)
+
+
+async def test_the_impatient_do_not_wait_behind_those_who_wait_for_a_server_that_is_away(
+    own_cluster: Cluster,
+) -> None:
+    own_cluster.stop()
+    async with open_pool(own_cluster.settings(), 4) as pool:
+        arbiter_of(pool, 1)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(pool.fetch, SLOW, 0, deadline_seconds=60))
+                await trio.testing.wait_all_tasks_blocked()
+                for _ in range(3):
+                    with pytest.raises(DatabaseUnavailable, match="can't be reached"):
+                        await pool.fetch(SLOW, 0, deadline_seconds=60, impatient=True)
+                nursery.cancel_scope.cancel()
 
 
 async def test_a_job_holds_one_slot_for_its_cycle(pool: Pool) -> None:

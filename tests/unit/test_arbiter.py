@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -186,6 +187,31 @@ def test_a_slot_that_does_not_come_in_time_is_an_outage() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+def test_the_impatient_are_refused_and_nobody_else() -> None:
+    async def main() -> None:
+        arbiter = arbiter_of(1)
+        refused = []
+
+        async def wait(*, impatient: bool) -> None:
+            try:
+                async with arbiter.slot(Lane.PUSH, impatient=impatient):
+                    pass
+            except DatabaseUnavailable as error:
+                refused.append((impatient, str(error)))
+
+        async with trio.open_nursery() as nursery, arbiter.slot(Lane.POP):
+            for impatient in (True, False, True):
+                nursery.start_soon(partial(wait, impatient=impatient))
+            await trio.testing.wait_all_tasks_blocked()
+            arbiter.refuse_impatient("it is away")
+            assert arbiter.statistics().lanes[Lane.PUSH].waiting == 1
+        assert refused == [(True, "it is away")] * 2
+        lane = arbiter.statistics().lanes[Lane.PUSH]
+        assert (lane.inflight, lane.waiting, lane.admitted_total) == (0, 0, 1)
+
+    trio.run(main)
+
+
 def test_the_time_spent_waiting_is_taken_from_the_deadline() -> None:
     async def main() -> None:
         arbiter = arbiter_of(1)
@@ -211,9 +237,12 @@ def test_no_slot_leaks_whenever_its_user_is_cancelled(seed: int) -> None:
         nonlocal most
         with trio.move_on_after(rng.random()):
             await trio.sleep(rng.random())
-            async with arbiter.slot(rng.choice(list(Lane)), rng.choice([0.1, 1.0])):
+            lane, patience = rng.choice(list(Lane)), rng.choice([0.1, 1.0])
+            async with arbiter.slot(lane, patience, impatient=rng.random() < 0.5):
                 most = max(most, sum(inflight(arbiter).values()))
                 await trio.sleep(rng.random() * 0.2)
+                if rng.random() < 0.1:
+                    arbiter.refuse_impatient("away")
                 if rng.random() < 0.1:
                     raise ValueError("the statement failed")
 
