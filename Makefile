@@ -11,7 +11,7 @@ VENV := .venv
 WORKERS ?= auto
 BIN := $(VENV)/bin
 
-.PHONY: help serve test check servers lock bench wheel clean
+.PHONY: help serve test check servers lock bench chaos wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,14 @@ lock: $(VENV)/dev ## Write requirements*.txt anew from pyproject.toml
 
 bench: $(VENV)/dev ## Measure push, drain and latency on this machine
 	$(BIN)/python -m bench
+
+# What `make chaos` does and for how long; without a seed another one each time.
+SEED ?= $(shell date +%s)
+MINUTES ?= 5
+BROKERS ?= 3
+
+chaos: $(VENV)/dev ## Break brokers and PostgreSQL under load and check the history (SEED=1 MINUTES=5)
+	$(BIN)/python -m tests.chaos.run --seed $(SEED) --minutes $(MINUTES) --brokers $(BROKERS)
 
 wheel: $(VENV)/dev ## Build the wheel and smoke-test it in a fresh environment
 	./.ci/wheel

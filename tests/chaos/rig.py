@@ -1,0 +1,148 @@
+"""Brokers on one PostgreSQL, with a proxy in front of every link that a fault may break."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+from attrs import define, evolve, field
+
+from tests.brokers import LiveBroker, postgres_environment
+from tests.chaos.history import Place
+from tests.cluster import Cluster, running_cluster
+from tests.proxy import Proxy, open_proxy
+from tests.replicas import free_ports, mesh_environment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+DATABASE = "postgres"
+# A broker under load and faults drains slowly on a machine that has other things to do.
+STOP_SECONDS = 70.0
+
+ENVIRONMENT = {
+    # A broker that the mesh didn't reach must not stay in maintenance for a minute.
+    "QUEEN_CACHE_REFRESH_INTERVAL_MS": "1000",
+    "QUEEN_SYNC_DEAD_THRESHOLD_MS": "1000",
+}
+
+
+@define(eq=False)
+class Rig:
+    """What faults act on."""
+
+    cluster: Cluster
+    brokers: Sequence[LiveBroker]
+    databases: Sequence[Proxy]
+    """One a broker, between it and PostgreSQL."""
+    meshes: Sequence[Proxy]
+    """One a broker, in front of its mesh port."""
+    starts: int = 0
+    """How often a broker was started again."""
+    complaints: list[str] = field(factory=list)
+    """What processes did that no fault excuses."""
+
+    async def kill(self, number: int) -> None:
+        """kill -9 a broker."""
+        self.look(number)
+        await trio.to_thread.run_sync(self.brokers[number].kill)
+
+    async def stop(self, number: int) -> None:
+        """SIGTERM a broker, which has to end with 0."""
+        broker = self.brokers[number]
+        self.look(number)
+        broker.process.terminate()
+        code = await trio.to_thread.run_sync(broker.wait, STOP_SECONDS)
+        if code != 0:
+            self.complaints.append(f"broker {number} ended with {code}: {_tail(broker)}")
+
+    async def start(self, number: int) -> None:
+        """Start a broker again and wait until it serves."""
+        self.starts += 1
+        await trio.to_thread.run_sync(self.brokers[number].restart)
+
+    def look(self, number: int) -> None:
+        """Complain of a broker that isn't running."""
+        broker = self.brokers[number]
+        if (code := broker.process.poll()) is not None:
+            self.complaints.append(f"broker {number} ended by itself, {code}: {_tail(broker)}")
+
+    def read_log(self, transaction_ids: Iterable[str]) -> dict[Place, list[str]]:
+        """The transactionIds that each partition stores, by offset; `?…` for an unknown hash."""
+        names = {hashlib.blake2b(t.encode(), digest_size=16).digest(): t for t in transaction_ids}
+        rows = self.cluster.execute(
+            "SELECT q.name, p.name, t.base_offset, t.hashes FROM queen.log_txns t"
+            " JOIN queen.log_partitions p ON p.id = t.partition_id"
+            " JOIN queen.queues q ON q.id = p.queue_id"
+            " JOIN queen.log_segments s USING (partition_id, base_offset, end_offset)"
+            " ORDER BY 1, 2, 3",
+            DATABASE,
+        )
+        log: dict[Place, list[str]] = {}
+        for queue, partition, base_offset, hashes in rows:
+            here = log.setdefault(Place(queue, partition), [])
+            assert base_offset == len(here), "offsets are dense"
+            for at in range(0, len(hashes), 16):
+                one = bytes(hashes[at : at + 16])
+                here.append(names.get(one, f"?{one.hex()}"))
+        return log
+
+    def count_open(self) -> int:
+        """How many (partition, group) pairs have a cursor below the end."""
+        [(count,)] = self.cluster.execute(
+            "SELECT count(*) FROM queen.log_consumers c"
+            " JOIN queen.log_partitions p ON p.id = c.partition_id"
+            " WHERE c.committed < p.last_offset",
+            DATABASE,
+        )
+        return int(count)
+
+    def count_cursors(self) -> int:
+        """How many (partition, group) pairs there are."""
+        [(count,)] = self.cluster.execute("SELECT count(*) FROM queen.log_consumers", DATABASE)
+        return int(count)
+
+
+def _tail(broker: LiveBroker) -> str:
+    return "".join(broker.stderr[-15:])
+
+
+@asynccontextmanager
+async def open_rig(brokers: int) -> AsyncIterator[Rig]:
+    """Run it all for the block's time."""
+    ports = free_ports(brokers)
+    async with AsyncExitStack() as stack:
+        inner = stack.enter_context(ExitStack())
+        cluster = await trio.to_thread.run_sync(inner.enter_context, running_cluster())
+        databases = [
+            await stack.enter_async_context(open_proxy(cluster.port)) for _ in range(brokers)
+        ]
+        meshes = [await stack.enter_async_context(open_proxy(port)) for port in ports]
+        spools = Path(inner.enter_context(tempfile.TemporaryDirectory(prefix="queen-chaos-")))
+        live = []
+        for number, port in enumerate(ports):
+            settings = evolve(cluster.settings(DATABASE, tcp=True), port=databases[number].port)
+            peers = [mesh.port for other, mesh in enumerate(meshes) if other != number]
+            broker = LiveBroker(
+                {
+                    **postgres_environment(settings),
+                    **mesh_environment(number, port, peers),
+                    "FILE_BUFFER_DIR": str(spools / str(number)),
+                    **ENVIRONMENT,
+                }
+            )
+            broker.launch()
+            stack.callback(_end, broker)
+            live.append(broker)
+        for broker in live:
+            await trio.to_thread.run_sync(broker.wait_serving)
+        yield Rig(cluster, live, databases, meshes)
+
+
+def _end(broker: LiveBroker) -> None:
+    if broker.process.poll() is None:
+        broker.kill()
