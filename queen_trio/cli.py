@@ -1,7 +1,8 @@
 """The command line: argv to configuration to `trio.run` to exit code.
 
 Exit codes: 0 after a clean stop, 1 when the boot or the broker failed, 2 when the configuration or
-the command line asks for something impossible; then nothing was started.
+the command line asks for something impossible; then nothing was started. Besides, 70 and 130 end a
+process at once: the watchdog, and a second signal.
 """
 
 from __future__ import annotations
