@@ -85,10 +85,12 @@ async def test_a_stop_ends_a_life_and_a_pause(
     autojump_clock: MockClock, lives: list[float]
 ) -> None:
     patient = Patient(*lives)
+    restarts: Counter[str] = Counter()
     with trio.move_on_after(30) as stop:
-        await supervised(patient)
+        await supervise("patient", patient.run, restarts)
     assert stop.cancelled_caught
     assert patient.cancelled is (len(lives) == 1)
+    assert restarts["patient"] == len(patient.starts) - patient.cancelled
 
 
 async def test_what_is_no_error_of_the_nursery_ends_all(autojump_clock: MockClock) -> None:
