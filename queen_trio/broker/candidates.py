@@ -40,7 +40,9 @@ class Candidates:
         self._hotlist = Hotlist()
         self._deadline_moved = trio.Event()
 
-    async def ring_for(self, request: PopRequest, waited_ms: int) -> Ring | None:
+    async def ring_for(
+        self, request: PopRequest, waited_ms: int, patience_seconds: float
+    ) -> Ring | None:
         """The ring that serves a pop, seeded if need be; None: let the database look by itself.
 
         Raises what `Store.candidates` raises.
@@ -61,6 +63,7 @@ class Candidates:
                 request.since,
                 waited_ms,
                 MAX_ENTRIES,
+                patience_seconds,
             )
         finally:
             ring.seeding = False

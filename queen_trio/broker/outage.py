@@ -29,9 +29,12 @@ async def ride_out(
     """
     until = trio.current_time() + patience_seconds
     while True:
+        started = trio.current_time()
         try:
             return await call()
         except DatabaseUnavailable:
-            if trio.current_time() + RETRY_SECONDS >= until:
+            # An attempt that takes long (a server that has hung) must fit in once more.
+            took = trio.current_time() - started
+            if trio.current_time() + RETRY_SECONDS + took >= until:
                 raise
         await trio.sleep(RETRY_SECONDS)

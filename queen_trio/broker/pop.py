@@ -10,6 +10,7 @@ import trio
 from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.pop import Claim, ClaimedPartition, ClaimedSegment, PopRequest
 from queen_trio.store import segments
+from queen_trio.store.pool import SERVING_SECONDS
 
 from .outage import ride_out
 from .wakeups import PopKey, Wakeups
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 # How late the answer of a parked pop may be when its last look at the database doesn't come back:
 # official clients wait 5 s longer than they asked us to (spec 7).
 PATIENCE_SECONDS: Final = 1.0
-# How many candidates one statement is asked about at most.
-CANDIDATES_AT_ONCE: Final = 1_000
 MAX_ROUNDS: Final = 16
 
 
@@ -117,7 +116,8 @@ class PopService:
         lease_id = "" if request.auto_ack else self._ids.take(1)[0]
         if self._candidates is not None:
             waited_ms = int((trio.current_time() - arrival) * 1000)
-            ring = await self._candidates.ring_for(request, waited_ms)
+            patience = _patience_seconds(request, arrival)
+            ring = await self._candidates.ring_for(request, waited_ms, patience)
             if ring is not None:
                 return await self._claim_from(ring, self._candidates, request, lease_id, arrival)
         rows = await self._ask(request, lease_id, arrival, None)
@@ -133,7 +133,7 @@ class PopService:
     ) -> Claim | None:
         """Ask about one candidate after another until one gives something, or none is left."""
         # Each gives one message at least, so that a batch needs no more of them.
-        most = min(request.partitions or request.batch, request.batch, CANDIDATES_AT_ONCE)
+        most = min(request.partitions or request.batch, request.batch)
         last = False
         for _ in range(MAX_ROUNDS):
             names = ring.take(most)
@@ -175,6 +175,7 @@ class PopService:
             int((trio.current_time() - arrival) * 1000),
             self._config.max_bytes,
             names,
+            patience_seconds=_patience_seconds(request, arrival),
         )
 
     def _claim_of(self, request: PopRequest, lease_id: str, rows: list[PopRow]) -> Claim | None:
@@ -187,6 +188,14 @@ class PopService:
                 ((part.queue, part.partition) for part in claim.partitions), request.group
             )
         return claim
+
+
+def _patience_seconds(request: PopRequest, arrival: float) -> float:
+    """How long a look at the database may take: little longer than a parked pop would wait."""
+    if request.timeout is None:
+        return SERVING_SECONDS
+    left = arrival + request.timeout - trio.current_time()
+    return min(max(left, 0.0) + PATIENCE_SECONDS, SERVING_SECONDS)
 
 
 def _partitions(rows: list[PopRow], encryption: Encryption) -> list[ClaimedPartition]:

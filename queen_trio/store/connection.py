@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 # A cancel request is one more connection to the server, its effect one interrupt check: measured
 # at 10 ms. Past this the server is overloaded or gone, and the connection is given up.
-CANCEL_SECONDS: Final = 5.0
+CANCEL_SECONDS: Final = 2.0
 
 ACTIVE: Final = pq.TransactionStatus.ACTIVE
 IDLE: Final = pq.TransactionStatus.IDLE
@@ -299,7 +299,9 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     async def _finish(self, gen: PQGen[T], deadline_seconds: float | None = None) -> T:
         """Drive `gen` to its end, through a cancellation and up to the statement deadline."""
-        seconds = self.settings.statement_seconds if deadline_seconds is None else deadline_seconds
+        seconds = self.settings.statement_seconds
+        if deadline_seconds is not None:
+            seconds = min(seconds, deadline_seconds)
         cancelled: trio.Cancelled | None = None
         with trio.CancelScope(deadline=trio.current_time() + seconds) as statement:
             try:
@@ -313,8 +315,12 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             return await self._drive(gen, Ready.NONE)
         if statement.cancel_called:
             return await self._cancel_on_server(gen, seconds)
-        with self.grace.shield():
+        # The statement's own deadline goes on: who cancelled doesn't wait longer for it.
+        left = max(statement.deadline - trio.current_time(), 0.0)
+        with self.grace.shield(min(left, self.grace.seconds)):
             return await self._drive(gen, Ready.NONE)
+        if trio.current_time() >= statement.deadline:
+            return await self._cancel_on_server(gen, seconds)
         self.close_nowait()  # mute past GRACE: the outcome is unknown, which Cancelled conveys
         raise cancelled
 

@@ -25,6 +25,7 @@ import trio
 from attrs import field, frozen, mutable
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.model.admission import Lane
 from queen_trio.store.connection import Grace, Statement, StatementLost, TrioConnection, connect
 from queen_trio.store.sqlstate import TOO_MANY_CONNECTIONS
 
@@ -33,13 +34,16 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from queen_trio.model.admission import Lane
     from queen_trio.store.settings import ConnectionSettings
 
 log = structlog.get_logger()
 
 # How long a request waits for a connection: below the 30 s after which clients give up (spec 8.15).
 ACQUIRE_SECONDS: Final = 15.0
+
+# What a client waits for must end before the client gives up, also on a server that has hung; with
+# the cancel that follows it stays within those 15 s (spec 8.15).
+SERVING_SECONDS: Final = 12.0
 
 # The first attempt after a failure comes quickly, since most outages are a restart of a second; a
 # server that stays away is asked every five seconds.
@@ -145,11 +149,13 @@ class Pool:
         statement: Statement,
         *params: Any,
         deadline_seconds: float = ACQUIRE_SECONDS,
+        statement_seconds: float | None = None,
         impatient: bool = False,
     ) -> list[tuple[Any, ...]]:
         """Run a prepared statement on any connection: `TrioConnection.fetch` with its errors.
 
-        `deadline_seconds` bounds the wait for the connection, the statement has its own deadline.
+        `deadline_seconds` bounds the wait for the connection, `statement_seconds` the statement
+        (default: SERVING_SECONDS, or for maintenance its usual deadline).
         Who is `impatient` doesn't wait for a database that can't be reached. A statement with a
         lane is admitted first, within the same time (spec 4). A lost prepared statement is retried
         once, on a fresh connection (spec 8.16).
@@ -157,36 +163,46 @@ class Pool:
         if impatient and not self._open and trio.current_time() < self._retry_at:
             raise self._not_reachable()
         if statement.lane is None or self.admission is None:
-            return await self._fetch(statement, params, deadline_seconds, impatient)
+            return await self._fetch(
+                statement, params, deadline_seconds, statement_seconds, impatient
+            )
         slot = self.admission.slot(statement.lane, deadline_seconds, impatient=impatient)
         async with slot as left:
-            return await self._fetch(statement, params, left, impatient)
+            return await self._fetch(statement, params, left, statement_seconds, impatient)
 
     async def _fetch(
         self,
         statement: Statement,
         params: tuple[Any, ...],
         deadline_seconds: float,
+        statement_seconds: float | None,
         impatient: bool,
     ) -> list[tuple[Any, ...]]:
         try:
-            return await self._fetch_once(statement, params, deadline_seconds, impatient)
+            return await self._fetch_once(
+                statement, params, deadline_seconds, statement_seconds, impatient
+            )
         except StatementLost as error:
             # What made one session forget (a pooler, a migration) befell the idle ones too.
             log.warning("prepared statement lost", statement=statement.name, error=str(error))
             self._close_idle()
-            return await self._fetch_once(statement, params, deadline_seconds, impatient)
+            return await self._fetch_once(
+                statement, params, deadline_seconds, statement_seconds, impatient
+            )
 
     async def _fetch_once(
         self,
         statement: Statement,
         params: tuple[Any, ...],
         deadline_seconds: float,
+        statement_seconds: float | None,
         impatient: bool,
     ) -> list[tuple[Any, ...]]:
+        if statement_seconds is None and statement.lane is not Lane.MAINT:
+            statement_seconds = SERVING_SECONDS
         connection = await self._take(deadline_seconds, impatient=impatient)
         try:
-            return await connection.fetch(statement, *params)
+            return await connection.fetch(statement, *params, deadline_seconds=statement_seconds)
         finally:
             self._put(connection)
 

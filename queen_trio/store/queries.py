@@ -262,14 +262,17 @@ class Store:
         waited_ms: int,
         max_bytes: int,
         candidates: Sequence[str] | None = None,
+        patience_seconds: float | None = None,
     ) -> list[PopRow]:
         """Claim messages, from these partitions where `candidates` names some.
 
-        Without candidates no rows mean that there is nothing to take now.
+        Without candidates no rows mean that there is nothing to take now. `patience_seconds` may
+        shorten the statement's deadline: a claim that comes too late is only a lease.
         """
         rows = await self.pool.fetch(
             _POP, self.tenant, queue, partition, namespace, task, group, batch, partitions,
             lease_seconds, auto_ack, lease_id, mode, since, waited_ms, max_bytes, candidates,
+            statement_seconds=patience_seconds,
         )  # fmt: skip
         return [PopRow(*row) for row in rows]
 
@@ -281,11 +284,13 @@ class Store:
         since: datetime | None,
         waited_ms: int,
         most: int,
+        patience_seconds: float | None = None,
     ) -> list[str]:
         """Partitions that may have something for a group; one more than `most` tells of more."""
         rows = await self.pool.fetch(
-            _CANDIDATES, self.tenant, queue, group, mode, since, waited_ms, most
-        )
+            _CANDIDATES, self.tenant, queue, group, mode, since, waited_ms, most,
+            statement_seconds=patience_seconds,
+        )  # fmt: skip
         return [name for (name,) in rows]
 
     async def changes(self, seconds: float, most: int) -> list[tuple[str, str | None]]:
