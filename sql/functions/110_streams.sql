@@ -139,6 +139,18 @@ BEGIN
         IF p_lease IS NOT NULL THEN
             SELECT * INTO v_cursor FROM queen.log_consumers c
              WHERE c.partition_id = p_partition AND c.consumer_group = p_group FOR NO KEY UPDATE;
+            -- A client that repeats a cycle after a lost answer names a message that it has left behind
+            -- already, under the lease that it still has: that cycle has committed.
+            IF v_cursor.worker_id = p_lease
+               AND NOT EXISTS (SELECT FROM queen.txn_hashes_v1(p_partition, v_cursor.committed,
+                                                               v_cursor.batch_end) t
+                                WHERE t.hash = p_ack_hash)
+               AND EXISTS (SELECT FROM queen.txn_hashes_v1(p_partition, v_cursor.committed - 10000,
+                                                           v_cursor.committed) t
+                            WHERE t.hash = p_ack_hash) THEN
+                RETURN NEXT;
+                RETURN;
+            END IF;
         END IF;
         INSERT INTO queen_streams.shards AS s (query_id, partition_id, last_cycle)
         VALUES (p_query, p_partition, p_cycle)

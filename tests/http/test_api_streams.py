@@ -259,14 +259,32 @@ async def test_release_commits_to_the_end_of_the_batch(query: Query) -> None:
 async def test_without_release_the_cursor_advances_by_count(
     query: Query, popped: list[Json]
 ) -> None:
-    for count in (3, 2):
-        answer = await query.cycle(ack=ack(popped, count), release_lease=False)
+    for done, count in ((0, 3), (3, 2)):
+        answer = await query.cycle(ack=ack(popped[done:], count), release_lease=False)
         assert (answer["success"], answer["lease_released"]) == (True, False)
     assert await query.pop() == [], "the lease stays"
     # As when the lease expires, but now.
     result = await query.api.ack(popped[5], "retry")
     assert result["success"] is True
     assert [message["data"] for message in await query.pop()] == [5, 6, 7, 8, 9]
+
+
+async def test_a_repeated_cycle_under_the_same_lease_counts_once(
+    query: Query, popped: list[Json]
+) -> None:
+    """The client repeats a request whose answer was lost: it must not skip what comes next."""
+    sink = unique("sink")
+    cycle = {
+        "ack": ack(popped, 2),
+        "release_lease": False,
+        "push_items": [{"queue": sink, "payload": n} for n in range(2)],
+        "state_ops": [op("a", 1)],
+    }
+    for _ in range(3):
+        assert (await query.cycle(**cycle))["success"] is True
+    assert data(await query.api.pop(sink)) == [0, 1]
+    assert (await query.api.ack(popped[2], "retry"))["success"] is True
+    assert [message["data"] for message in await query.pop()] == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
 async def test_count_up_to_the_end_of_the_batch_ends_the_lease(
