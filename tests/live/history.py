@@ -24,7 +24,7 @@ GROUPS = ("alpha", "beta")
 CONSUMERS = 2  # per group
 LEASE_SECONDS = 4
 # What lies between a claim and the moment that a client has read its answer, on a busy machine.
-SLACK_SECONDS = 1.5
+SLACK_SECONDS = 2.0
 RETRY_SECONDS = 0.05
 ANSWER_SECONDS = 20.0
 # No broker behind the balancer, a broker or a database that is going away.
