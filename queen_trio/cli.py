@@ -137,7 +137,7 @@ def requeue_spooled(names: tuple[str, ...], everything: bool) -> None:
 @contextmanager
 def _open_spool() -> Iterator[SpoolDirectory]:
     """The configured spool, locked; ends the process with a sentence where it can't be had."""
-    from queen_trio.daemon import embedded_data_dir, spool_directory
+    from queen_trio.boot import embedded_data_dir, spool_directory
 
     config = _load()
     configure(level=LogLevel.WARNING, json=False)

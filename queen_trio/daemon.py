@@ -21,42 +21,38 @@ spool and PostgreSQL close. A deadline (QUEEN_SHUTDOWN_TIMEOUT_MS) bounds it all
 from __future__ import annotations
 
 import os
-import random
 import signal
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
+from queen_trio import boot
 from queen_trio.broker import Broker, open_broker, traffic
 from queen_trio.broker.outage import ride_out
-from queen_trio.config import Config, DrainParked, PostgresConfig
-from queen_trio.embedded import default_data_dir, open_embedded
-from queen_trio.errors import DatabaseError, DatabaseUnavailable, QueenError
+from queen_trio.config import Config, DrainParked
+from queen_trio.errors import DatabaseUnavailable, QueenError
 from queen_trio.http import server as http_server
 from queen_trio.http.app import App
 from queen_trio.http.limits import HttpLimits
 from queen_trio.http.listeners import bind_listeners
 from queen_trio.jobs.history import PURGE_SECONDS, History
+from queen_trio.jobs.rates import Rates
 from queen_trio.jobs.retention import Retention
 from queen_trio.jobs.runner import Job, serve_jobs
 from queen_trio.mesh import MeshNode
 from queen_trio.spool import open_spool
-from queen_trio.store.migrate import apply_schema, check_schema
 from queen_trio.store.pool import open_pool
-from queen_trio.store.preflight import check_sessions, read_capacity
 from queen_trio.store.queries import DEFAULT_TENANT, Store
 from queen_trio.store.resources import ResourceStore
-from queen_trio.store.settings import ConnectionSettings
 from queen_trio.store.traces import TraceStore
 from queen_trio.supervision import run_vital, supervise
 from queen_trio.watchdog import serve_watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from queen_trio.http.guard import Guard
     from queen_trio.store.connection import Grace
@@ -65,8 +61,6 @@ log = structlog.get_logger(__name__)
 
 EXIT_SECOND_SIGNAL: Final = 130
 WATCHDOG_SECONDS: Final = 30.0  # spec 8.24; longer than any pause that the loop is known to make
-BOOT_BACKOFF_FIRST_SECONDS: Final = 0.25
-BOOT_BACKOFF_MAX_SECONDS: Final = 5.0
 # What the steps after http keep of the shutdown time: flush, pool, PostgreSQL.
 AFTER_HTTP_SECONDS: Final = 5.0
 
@@ -76,6 +70,8 @@ async def run(config: Config) -> int:
 
     Raises `QueenError` (possibly in a group) when the boot fails or http dies.
     """
+    boot.raise_file_limit()
+    http_server.tls_files(config.server)  # an unusable file is said before anything starts
     guard = _guard(config)
     mesh = MeshNode(config.sync, str(DEFAULT_TENANT)) if config.sync.starts else None
     stop = _Stop(config.server.shutdown_timeout_ms / 1000)
@@ -132,13 +128,13 @@ class _Stop:
 
 async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNode | None) -> None:
     async with AsyncExitStack() as stack:
-        data_dir = embedded_data_dir(config)
-        settings = await stack.enter_async_context(_open_postgres(config, data_dir))
+        data_dir = boot.embedded_data_dir(config)
+        settings = await stack.enter_async_context(boot.open_postgres(config, data_dir))
         spool = await stack.enter_async_context(
-            open_spool(spool_directory(config, data_dir), config.file_buffer.max_bytes)
+            open_spool(boot.spool_directory(config, data_dir), config.file_buffer.max_bytes)
         )
-        await _prepare_schema(config, settings)
-        await _warn_of_capacity(config, settings)
+        await boot.prepare_schema(config, settings)
+        await boot.warn_of_capacity(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
         stop.grace = pool.grace
         broker = await stack.enter_async_context(
@@ -191,9 +187,7 @@ async def _run_http(
         header_seconds=config.server.header_timeout_ms / 1000,
         keep_alive_seconds=config.server.keep_alive_ms / 1000,
     )
-    tls = None
-    if config.server.tls_cert is not None and config.server.tls_key is not None:
-        tls = http_server.TlsFiles(config.server.tls_cert, config.server.tls_key)
+    tls = http_server.tls_files(config.server)
     try:
         listeners = await bind_listeners(config.server.bind_addr, config.server.port)
     except OSError as error:
@@ -225,6 +219,7 @@ def _jobs(broker: Broker) -> list[Job]:
         Job("backlog", config.stats_interval_ms / 1000, broker.backlog.read_lags),
         Job("dead letters", config.metrics_flush_ms / 1000, broker.backlog.read_dead_letters),
         Job("reconcile", config.cache_refresh_ms / 1000, broker.maintenance.refresh),
+        Job("rates", broker.config.logging.rates_ms / 1000, Rates(broker).run),
         Job("spool drain", broker.config.file_buffer.flush_ms / 1000, broker.spool_drain.run),
     ]
 
@@ -235,90 +230,3 @@ async def _load_maintenance(broker: Broker) -> None:
         await ride_out(broker.maintenance.refresh)
     except DatabaseUnavailable as error:
         log.warning("maintenance switches not read yet", error=str(error))
-
-
-def embedded_data_dir(config: Config) -> Path:
-    """Where the embedded PostgreSQL keeps its data; creates nothing."""
-    chosen = config.postgres.data_dir
-    if config.postgres.embedded and chosen == PostgresConfig().data_dir:
-        return default_data_dir(chosen)
-    return chosen
-
-
-def spool_directory(config: Config, data_dir: Path) -> Path:
-    """Where this broker's spool is: beside the embedded PostgreSQL, unless told otherwise."""
-    directory = config.file_buffer.directory
-    if config.postgres.embedded and directory == config.postgres.data_dir / "buffers":
-        return data_dir / "buffers"
-    return directory
-
-
-@asynccontextmanager
-async def _open_postgres(config: Config, data_dir: Path) -> AsyncIterator[ConnectionSettings]:
-    """Yield how to reach PostgreSQL: a private one while the block runs, or that of PG_*."""
-    postgres = config.postgres
-    if not postgres.embedded:
-        yield ConnectionSettings(
-            host=str(postgres.host),
-            port=postgres.port,
-            user=postgres.user,
-            password=postgres.password,
-            database=postgres.database,
-            use_ssl=postgres.use_ssl,
-            ssl_root_cert=None if postgres.ssl_root_cert is None else str(postgres.ssl_root_cert),
-            ssl_reject_unauthorized=postgres.ssl_reject_unauthorized,
-            statement_timeout_ms=postgres.stmt_timeout_ms,
-            server_id=config.sync.server_id,
-        )
-        return
-    async with open_embedded(data_dir, binaries=postgres.bin_dir) as embedded:
-        yield ConnectionSettings(
-            host=str(embedded.host),
-            port=embedded.port,
-            user=embedded.user,
-            database=embedded.database,
-            statement_timeout_ms=postgres.stmt_timeout_ms,
-            server_id=config.sync.server_id,
-        )
-
-
-async def _prepare_schema(config: Config, settings: ConnectionSettings) -> None:
-    """Apply or check the schema, waiting for a PostgreSQL that isn't there yet (spec 8.23)."""
-    prepare = apply_schema if config.postgres.apply_schema else check_schema
-    # The embedded server has no pooler before it.
-    sessions_checked = config.postgres.embedded
-    backoff = BOOT_BACKOFF_FIRST_SECONDS
-    while True:
-        try:
-            if not sessions_checked:
-                await check_sessions(settings)
-                sessions_checked = True
-            version = await prepare(settings)
-        except DatabaseUnavailable as error:
-            log.warning("postgres not reachable yet", error=str(error), again_in=round(backoff, 2))
-        else:
-            log.info("schema ready", version=version)
-            return
-        await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
-        backoff = min(backoff * 2, BOOT_BACKOFF_MAX_SECONDS)
-
-
-async def _warn_of_capacity(config: Config, settings: ConnectionSettings) -> None:
-    """Say at boot that the pools of all brokers don't fit into the server (spec 8.22).
-
-    No more than a warning: pools open lazily, and cap themselves at what the server admits.
-    """
-    try:
-        capacity = await read_capacity(settings)
-    except DatabaseError as error:
-        log.warning("max_connections not checked", error=str(error))
-        return
-    replicas, pool_size = config.sync.replicas, config.postgres.pool_size
-    if replicas * pool_size > capacity:
-        log.warning(
-            "DB_POOL_SIZE doesn't fit max_connections",
-            replicas=replicas,
-            pool_size=pool_size,
-            wanted=replicas * pool_size,
-            admitted=capacity,
-        )

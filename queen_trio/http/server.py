@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import structlog
 import trio
 
 from queen_trio.config.server import HttpServer
+from queen_trio.errors import ConfigError
 from queen_trio.http import lean
 from queen_trio.http.limits import BodyBudget
 from queen_trio.http.listeners import BACKLOG
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from queen_trio.config import ServerConfig
     from queen_trio.http.lean import App, Message, Receive, Scope, Send
     from queen_trio.http.limits import HttpLimits
 
@@ -49,6 +52,22 @@ class TlsFiles:
 
     cert: Path
     key: Path
+
+
+def tls_files(config: ServerConfig) -> TlsFiles | None:
+    """The files for TLS, tried out; raises `ConfigError` naming the variables and what is wrong."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            config.tls_cert, config.tls_key
+        )
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(
+            [f"QUEEN_TLS_CERT={config.tls_cert} with QUEEN_TLS_KEY={config.tls_key}: {reason}"]
+        ) from error
+    return TlsFiles(config.tls_cert, config.tls_key)
 
 
 async def serve(
