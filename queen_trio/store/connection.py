@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import select
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -39,9 +39,9 @@ from queen_trio.store.sqlstate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from psycopg import abc
+    from psycopg import AsyncTransaction, abc
     from psycopg.abc import PQGen, PQGenConn
     from psycopg.pq.abc import PGconn, PGresult
 
@@ -210,6 +210,15 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             return await super().execute(*args, **kwargs)
         except psycopg.Error as error:
             raise self.translate(error, str(args[0])[:80] if args else "execute") from error
+
+    @asynccontextmanager
+    async def transaction(self, *args: Any, **kwargs: Any) -> AsyncIterator[AsyncTransaction]:
+        """Group statements; the errors of BEGIN and COMMIT are those of `fetch` too."""
+        try:
+            async with super().transaction(*args, **kwargs) as transaction:
+                yield transaction
+        except psycopg.Error as error:
+            raise self.translate(error, "transaction") from error
 
     def _fetch_gen(
         self, statement: Statement, params: Sequence[Any]

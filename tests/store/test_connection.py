@@ -178,6 +178,20 @@ async def test_killed_backend(conn: TrioConnection, cluster: Cluster) -> None:
     assert not conn.reusable
 
 
+async def test_killed_before_begin_and_before_commit(
+    settings: ConnectionSettings, cluster: Cluster
+) -> None:
+    async with await connect(settings) as conn:
+        cluster.execute(f"SELECT pg_terminate_backend({conn.info.backend_pid}, 5000)")
+        with pytest.raises(DatabaseUnavailable):
+            async with conn.transaction():
+                pytest.fail("there is no transaction")
+    async with await connect(settings) as conn:
+        with pytest.raises(DatabaseUnavailable):
+            async with conn.transaction():
+                cluster.execute(f"SELECT pg_terminate_backend({conn.info.backend_pid}, 5000)")
+
+
 async def test_close_under_a_running_statement(conn: TrioConnection) -> None:
     async def sleep() -> None:
         with pytest.raises(DatabaseUnavailable, match="closed"):
