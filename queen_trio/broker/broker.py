@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from queen_trio.store.queries import Store
 
 
-@define(eq=False)
+@define(eq=False, kw_only=True)
 class Broker:
     """What the HTTP handlers, the mesh and the jobs work with; open it with `open_broker`."""
 
@@ -146,36 +146,40 @@ async def open_broker(
             open_ack_service(store, hints) as acks,
         ):
             yield Broker(
-                config,
-                store,
-                wakeups,
-                candidates,
-                local,
-                hints,
-                pushes,
-                PopService(
+                config=config,
+                store=store,
+                wakeups=wakeups,
+                candidates=candidates,
+                local_hints=local,
+                hints=hints,
+                pushes=pushes,
+                pops=PopService(
                     store, ids, wakeups, candidates, hints, encryption, maintenance, config.pop
                 ),
-                acks,
-                TransactionService(store, ids, hints, encryption),
-                QueueService(store, hints, encryption),
-                encryption,
-                traffic,
-                GroupService(GroupStore(store), hints),
-                ResourceService(ResourceStore(store), hints),
-                DeadLetterService(letters, messages, store, ids, hints, encryption, max_bytes),
-                MessageService(messages, letters, encryption, max_bytes),
-                TraceService(TraceStore(store.pool, store.tenant), max_bytes),
-                StreamService(StreamStore(store.pool, store.tenant), ids, hints, encryption),
-                maintenance,
-                spool,
-                Drain(
+                acks=acks,
+                transactions=TransactionService(store, ids, hints, encryption),
+                queues=QueueService(store, hints, encryption),
+                encryption=encryption,
+                traffic=traffic,
+                groups=GroupService(GroupStore(store), hints),
+                resources=ResourceService(ResourceStore(store), hints),
+                dead_letters=DeadLetterService(
+                    letters, messages, store, ids, hints, encryption, max_bytes
+                ),
+                messages=MessageService(messages, letters, encryption, max_bytes),
+                traces=TraceService(TraceStore(store.pool, store.tenant), max_bytes),
+                streams=StreamService(
+                    StreamStore(store.pool, store.tenant), ids, hints, encryption
+                ),
+                maintenance=maintenance,
+                spool=spool,
+                spool_drain=Drain(
                     spool,
                     replays.replay,
                     lambda: maintenance.push,
                     config.file_buffer.max_batch,
                 ),
-                arbiter,
-                Backlog(BacklogStore(store)),
+                arbiter=arbiter,
+                backlog=Backlog(BacklogStore(store)),
             )
         background.cancel_scope.cancel()
