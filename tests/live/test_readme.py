@@ -1,4 +1,4 @@
-"""The README's sessions, run as they stand there against a live broker."""
+"""The sessions of README and tutorial, run as they stand there against a live broker."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.brokers import LiveBroker
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs/tutorial/work-queue.md"
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 SERVER_VERSION = re.compile(r'"postgres":"[^"]+"')
 
 
-def sections(mark: str) -> list[str]:
+def sections(mark: str, page: Path = README) -> list[str]:
     """The fenced blocks below a mark."""
-    return re.findall(rf"<!-- {mark} -->\n```\w+\n(.*?)```", README.read_text(), re.DOTALL)
+    return re.findall(rf"<!-- {mark} -->\n```\w+\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def steps(session: str) -> list[tuple[str, str]]:
@@ -61,3 +63,17 @@ def test_the_client_session_prints_what_the_readme_says(broker: LiveBroker) -> N
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stdout == sections("output: client")[0]
+
+
+def test_the_tutorial_does_what_it_says(broker: LiveBroker) -> None:
+    (session,) = sections("session: tutorial", TUTORIAL)
+    program = session.replace("http://localhost:6632", broker.url)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    # Customers are worked on in any order, each one's invoices in theirs.
+    printed = done.stdout.splitlines()
+    assert [line for line in printed if "ada" in line] == ["mailed ada 1", "mailed ada 2"]
+    assert [line for line in printed if line.startswith("mailed bob")] == ["mailed bob 2"]
+    assert "archived 4" in printed
+    assert "dead letter {'customer': 'bob', 'number': 1} no address" in printed
