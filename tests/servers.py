@@ -112,7 +112,7 @@ def running_haproxy(
     """Run HAProxy with this configuration, which has it listen at `address`."""
     path = directory / "haproxy.cfg"
     path.write_text(configuration)
-    command = [program("haproxy"), "-W", "-db", "-f", str(path)]
+    command = [program("haproxy"), "-db", "-f", str(path)]
     environment = {**environment, **libraries()}
     with running(command, environment, address, directory / "haproxy.log") as process:
         yield process
