@@ -173,9 +173,10 @@ class PushService:
                 if not self._away:  # once per outage
                     log.warning("pushes go to the spool", error=str(error))
                 self._away = True
-                await self._buffer.take(todo, "the database is unavailable")
+                await self._buffer.take(_undecided(todo), "the database is unavailable")
                 return
             except (DatabaseError, EncryptionKeyMissing) as error:
+                todo = _undecided(todo)
                 if len(todo) == 1:
                     log.warning("push refused", queue=todo[0].key[0], error=str(error))
                     _fail(todo, f"refused: {error}")
@@ -258,6 +259,11 @@ class PushService:
             segment.hashes(),
             supplied=bool(segment.supplied),
         )
+
+
+def _undecided(todo: Sequence[Segment]) -> list[Segment]:
+    """The segments that had not been committed when the attempt failed."""
+    return [segment for segment in todo if any(not draft.settled for draft in segment.drafts)]
 
 
 def _fail(todo: Sequence[Segment], error: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import pytest
@@ -16,9 +16,10 @@ from queen_trio.broker.encryption import Encryption
 from queen_trio.broker.history import History
 from queen_trio.broker.maintenance import Maintenance
 from queen_trio.broker.push import PUSH_LANES, PushService, open_push_service
+from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.ids import Uuid7
 from queen_trio.model.message import PushItem, PushResult, PushStatus
-from queen_trio.spool import Spool
+from queen_trio.spool import Spool, open_spool
 from queen_trio.store import segments
 from queen_trio.store.queries import PushRow, Store
 from queen_trio.store.system import SystemStore
@@ -64,11 +65,13 @@ def store(pool: Pool) -> WatchedStore:
 
 
 @asynccontextmanager
-async def serving(store: WatchedStore) -> AsyncIterator[tuple[PushService, list[Key]]]:
-    """No push of these tests ends in the spool, which is never opened."""
+async def serving(
+    store: WatchedStore, spool: Spool | None = None
+) -> AsyncIterator[tuple[PushService, list[Key]]]:
+    """Without a `spool` no push may end in one: it isn't open."""
     committed: list[Key] = []
     encryption = Encryption(store, None)
-    buffer = PushBuffer(Spool(Path("/nonexistent"), 0), encryption)
+    buffer = PushBuffer(spool or Spool(Path("/nonexistent"), 0), encryption)
     maintenance = Maintenance(SystemStore(store.pool))
     with trio.fail_after(30):
         async with open_push_service(
@@ -230,3 +233,24 @@ async def test_what_was_committed_is_told_once_it_is(store: WatchedStore) -> Non
         assert committed == []
         store.gate.set()
     assert sorted(committed) == [("q", "a"), ("q", "b")]
+
+
+async def test_what_is_committed_stays_so_when_the_database_goes_away_in_the_middle(
+    store: WatchedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes while the original of a duplicate is read: only that segment goes to the spool.
+
+    A segment that was answered twice would let its request go on before the others are decided.
+    """
+
+    async def away(*_: object) -> NoReturn:
+        raise DatabaseUnavailable("away")
+
+    async with open_spool(tmp_path / "spool", 1 << 20) as spool, serving(store, spool) as (p, _):
+        await p.push([item("first", "a", "t")])
+        monkeypatch.setattr(store, "segments_at", away)
+        results = await p.push([item("again", "a", "t"), item("new", "b")])
+        spooled = await spool.peek(10)
+    assert [r.status for r in results] == [PushStatus.BUFFERED, PushStatus.QUEUED]
+    assert [record.partition for record in spooled] == ["a"]
+    assert await stored(store, "b") == ["new"]
