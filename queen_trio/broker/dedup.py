@@ -143,13 +143,19 @@ class DedupFilter:
         behind = base_offset + len(hashes) - 1 - known.upto
         return known.upto if behind >= CATCH_UP_MESSAGES else None
 
-    def load(self, key: Key, partition_id: UUID, rows: Sequence[HistoryRow]) -> int | None:
-        """Take in history rows, which follow each other from the offset that was asked for.
+    def load(
+        self, key: Key, partition_id: UUID, after: int, rows: Sequence[HistoryRow]
+    ) -> int | None:
+        """Take in history rows, which follow each other from the offset `after`.
 
-        Returns where to read on, None at the end of the history.
+        Returns where to read on; None at the end of the history, or when what is known has changed
+        while they were read, so that they don't follow it any more.
         """
         known = self._known.get(key)
-        if not rows:
+        reached = NOTHING_VERIFIED if known is None else known.upto
+        if not rows or reached != after:
+            return None
+        if known is not None and known.partition_id != partition_id:
             return None
         if known is None:
             known = _Known(key, partition_id, rows[0].covered_since, rows[0].base_offset - 1)

@@ -56,7 +56,7 @@ class History:
         try:
             while after is not None:
                 rows = await self._store.history(partition_id, after, HISTORY_MESSAGES)
-                after = self._dedup.load(key, partition_id, rows)
+                after = self._dedup.load(key, partition_id, after, rows)
         except DatabaseError as error:
             log.debug("history not read", queue=key[0], error=str(error))
 

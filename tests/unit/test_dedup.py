@@ -63,7 +63,7 @@ class Log:
             )
             while after is not None:
                 rows = [r for r in self.rows if r.base_offset > after][:3]
-                after = self.filter.load(KEY, self.partition, rows)
+                after = self.filter.load(KEY, self.partition, after, rows)
 
     def check(self, number: int) -> None:
         verified = self.filter.verify(KEY, [hash_of(number)])
@@ -147,3 +147,19 @@ def test_a_budget_below_one_chunk_knows_nothing() -> None:
     log.push(list(range(WORTHWHILE_MESSAGES)))
     log.push([-1])
     assert log.filter.verify(KEY, [hash_of(-2)]) == UNKNOWN
+
+
+def test_a_partition_dropped_while_its_history_is_read_stays_unknown() -> None:
+    """Rows that follow a dropped part say nothing of that part."""
+    log = Log()
+    log.push(list(range(WORTHWHILE_MESSAGES)))
+    log.push([-1])
+    log.push(list(range(6_000, 6_000 + CATCH_UP_MESSAGES)), ours=False)
+    row = log.append([-2])
+    after = log.filter.learn(
+        KEY, PARTITION, row.base_offset, row.created_at, [hash_of(-2)], supplied=True
+    )
+    assert after is not None
+    log.filter.forget(KEY)  # as the budget does when others learn meanwhile
+    log.filter.load(KEY, PARTITION, after, [r for r in log.rows if r.base_offset > after])
+    log.check(0)
