@@ -129,7 +129,7 @@ class AckService:
         while call:
             targets = [target for request in call for target in request.open]
             rows = await self._store.ack(*ack_arguments(targets))
-            undecided: set[Target] = set()
+            wanted: dict[Target, int] = {}
             for row, target in zip(rows, targets, strict=True):
                 if row.verdicts is not None:
                     target.answer(row.verdicts, lease_released=row.lease_released)
@@ -141,12 +141,14 @@ class AckService:
                         more=row.has_more,
                     )
                 elif row.needs_payload is not None:
-                    await target.read_letter(self._store, row.needs_payload)
-                    undecided.add(target)
+                    wanted[target] = row.needs_payload
             for request in call:
-                request.open = [target for target in request.open if target in undecided]
+                request.open = [target for target in request.open if target in wanted]
                 if not request.open:
                     request.done.set()
+            # Only now: should reading fail, what has been decided is not sent again.
+            for target, offset in wanted.items():
+                await target.read_letter(self._store, offset)
             call = [request for request in call if request.open]
 
 
