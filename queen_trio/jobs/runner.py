@@ -21,7 +21,10 @@ BACKOFF_MAX_SECONDS: Final = 60.0
 
 @define(eq=False)
 class Job:
-    """`run` is one iteration; `interval_seconds` is the pause between two. The rest is counted."""
+    """`run` is one iteration; `interval_seconds` is the pause between two, 0 is never.
+
+    The rest is counted.
+    """
 
     name: str
     interval_seconds: float
@@ -39,7 +42,8 @@ async def serve_jobs(jobs: Sequence[Job]) -> None:
     """Run all jobs side by side until cancelled; a cancelled iteration cleans up after itself."""
     async with trio.open_nursery() as nursery:
         for job in jobs:
-            nursery.start_soon(_serve_job, job)
+            if job.interval_seconds:
+                nursery.start_soon(_serve_job, job)
 
 
 async def _serve_job(job: Job) -> None:

@@ -61,6 +61,14 @@ async def test_cadence(autojump_clock: MockClock) -> None:
     assert 109 <= len(quick.at) <= 134
 
 
+async def test_an_interval_of_0_is_never(autojump_clock: MockClock) -> None:
+    """QUEEN_LOG_RATES_MS=0 means it; a loop without a pause would take the whole processor."""
+    works, never = Work(), Work(takes=1)
+    await serve_for(60, [Job("works", 5, works.run), Job("never", 0, never.run)])
+    assert works.at
+    assert never.at == []
+
+
 async def test_errors_cost_only_their_job(autojump_clock: MockClock) -> None:
     works, breaks = Work(), Work()
     breaks.fails = True
