@@ -187,17 +187,20 @@ def exit_code(run: Callable[[Config], Awaitable[int]], config: Config) -> int:
     The errors that queen-trio raises on purpose are logged as a sentence each, without a traceback:
     whoever raised them wrote it for the operator. Anything else is our fault and propagates.
     """
+    code = EXIT_FAILED
     try:
         return trio.run(run, config)
+    except* ConfigError as group:  # keys and certificates: tried out before anything starts
+        _log_fatal(group)
+        code = EXIT_MISCONFIGURED
     except* QueenError as group:
-        for error in _leaves(group):
-            log.critical(f"FATAL: {error}")
-    return EXIT_FAILED
+        _log_fatal(group)
+    return code
 
 
-def _leaves(group: BaseExceptionGroup[QueenError]) -> Iterator[QueenError]:
+def _log_fatal(group: BaseExceptionGroup[QueenError]) -> None:
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
+            _log_fatal(error)
         else:
-            yield error
+            log.critical(f"FATAL: {error}")

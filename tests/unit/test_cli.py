@@ -71,6 +71,12 @@ def test_a_faulty_configuration_ends_with_2_and_one_line_per_fault(command: str)
     ]
 
 
+def test_a_value_that_only_the_boot_can_try_ends_with_2_too() -> None:
+    done = queen_trio("serve", JWT_ENABLED="true", JWT_PUBLIC_KEY="no key", PG_HOST="127.0.0.1")
+    assert done.returncode == 2
+    assert "FATAL: JWT_PUBLIC_KEY is not a public key in PEM" in done.stderr
+
+
 def test_an_unknown_command_ends_with_2() -> None:
     assert queen_trio("srve").returncode == 2
 
