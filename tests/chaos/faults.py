@@ -36,8 +36,8 @@ LANES = (
     (Kind.BROKER_KILL, Kind.BROKER_STOP, Kind.MESH_CUT, Kind.MESH_STALL, Kind.MAINTENANCE),
 )
 # Quiet times between faults of one lane, and how long a fault lasts.
-PAUSE_SECONDS = (0.2, 1.5)
-FAULT_SECONDS = (0.1, 1.5)
+PAUSE_SECONDS = (0.3, 2.5)
+FAULT_SECONDS = (0.1, 1.2)
 # What is under way when a stalled link is cut: statements that ran and whose results got lost.
 STALL_SECONDS = 0.05
 RETRY_SECONDS = 0.05

@@ -42,19 +42,19 @@ DEEDS = {"all": 70, "two steps": 8, "retry": 5, "failed": 5, "dlq": 2, "forget":
 
 @define(eq=False)
 class Load:
-    """The clients; `run` it in a nursery, `calm`, wait, and cancel it."""
+    """The clients; `run` it in a nursery, `calm`, wait, and `finish`."""
 
     history: History
     seed: int
     clients: Sequence[httpx.AsyncClient]
     producing: int = 0
     """How many producers are at work."""
-    _stopped: bool = False
     _calm: bool = False
+    _finished: bool = False
     _requests: itertools.count[int] = field(factory=itertools.count)
 
     async def run(self) -> None:
-        """Produce until told to stop, and consume until cancelled."""
+        """Produce until `calm`, consume until `finish`."""
         async with trio.open_nursery() as nursery:
             for group in GROUPS:
                 for number in range(CONSUMERS):
@@ -64,8 +64,12 @@ class Load:
                 nursery.start_soon(self._produce, f"t{number}", self._random(f"producer-{number}"))
 
     def calm(self) -> None:
-        """Push no more than what is on its way, and ack whatever comes."""
-        self._stopped = self._calm = True
+        """Push no more than what is on its way, and ack whatever comes, much at a time."""
+        self._calm = True
+
+    def finish(self) -> None:
+        """End after the requests that are on their way: httpx doesn't like to be cancelled."""
+        self._calm = self._finished = True
 
     def _random(self, name: str) -> Random:
         return Random(f"{self.seed}-{name}")
@@ -75,7 +79,7 @@ class Load:
     async def _produce(self, name: str, random: Random) -> None:
         numbers = itertools.count()
         done: list[tuple[Place, str]] = []
-        while not self._stopped:
+        while not self._calm:
             items = [
                 (random.choice(PLACES), f"{name}-{next(numbers)}")
                 for _ in range(random.choice(BATCHES))
@@ -89,7 +93,7 @@ class Load:
 
     async def _push(self, items: list[tuple[Place, str]], random: Random) -> None:
         """Push until each item is queued, duplicate or buffered."""
-        while items:
+        while items and not self._finished:
             broker = random.randrange(len(self.clients))
             body = {
                 "items": [
@@ -132,14 +136,14 @@ class Load:
     # -- consumers ---------------------------------------------------------------------------------
 
     async def _consume(self, group: str, random: Random) -> None:
-        while True:
+        while not self._finished:
             queue = random.choice(QUEUES)
             lease_seconds = random.choice(LEASES)
             params: Json = {
                 "wait": "true",
                 "timeout": POP_MS,
-                "batch": random.choice((1, 5, 20)),
-                "partitions": random.choice((1, 1, 3)),
+                "batch": 500 if self._calm else random.choice((1, 5, 20)),
+                "partitions": 0 if self._calm else random.choice((1, 1, 3)),
                 "leaseSeconds": lease_seconds,
             }
             if group != QUEUE_MODE:
@@ -224,8 +228,7 @@ class Load:
             ]
         }
         for _ in range(5):
-            sent = trio.current_time()
-            results = await self._post(random, "/api/v1/ack/batch", body)
+            sent, results = await self._post(random, "/api/v1/ack/batch", body)
             answered = None if results is None else trio.current_time()
             said = [
                 Said(t, verb, None if results is None else results[n]["success"])
@@ -239,26 +242,29 @@ class Load:
             await trio.sleep(RETRY_SECONDS)
 
     async def _extend(self, claim: Claim, random: Random) -> None:
-        sent = trio.current_time()
         seconds = claim.lease_seconds
-        answer = await self._post(
-            random, f"/api/v1/lease/{claim.lease}/extend", {"seconds": seconds}
-        )
+        path = f"/api/v1/lease/{claim.lease}/extend"
+        sent, answer = await self._post(random, path, {"seconds": seconds})
         # Success may mean that only other partitions' leases were renewed, had this one run out.
         in_time = trio.current_time() < claim.sent + claim.lease_seconds
         if answer is not None and answer["success"] and in_time:
             self.history.extensions.append(Extension(claim.lease, sent, seconds))
 
-    async def _post(self, random: Random, path: str, body: Json) -> Any:
-        """The answer of a 200, or None: nobody knows what came of it."""
-        try:
-            response = await random.choice(self.clients).post(path, json=body)
-        except httpx.TransportError:
-            return None
-        if response.status_code == 200:
-            return response.json()
-        assert response.status_code in (500, 503), response.text
-        return None
+    async def _post(self, random: Random, path: str, body: Json) -> tuple[float, Any]:
+        """When it was sent, and the answer of a 200, or None: nobody knows what came of it."""
+        while True:
+            sent = trio.current_time()
+            try:
+                response = await random.choice(self.clients).post(path, json=body)
+            except httpx.ConnectError:  # nobody has seen it
+                await trio.sleep(RETRY_SECONDS)
+                continue
+            except httpx.TransportError:
+                return sent, None
+            if response.status_code == 200:
+                return sent, response.json()
+            assert response.status_code in (500, 503), response.text
+            return sent, None
 
 
 @asynccontextmanager

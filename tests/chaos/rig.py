@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 DATABASE = "postgres"
 # A broker under load and faults drains slowly on a machine that has other things to do.
 STOP_SECONDS = 70.0
+
+# What a broker may log with a traceback while its database comes and goes.
+EXPECTED = ("queen_trio.errors.DatabaseUnavailable",)
 
 ENVIRONMENT = {
     # A broker that the mesh didn't reach must not stay in maintenance for a minute.
@@ -66,8 +70,11 @@ class Rig:
         await trio.to_thread.run_sync(self.brokers[number].restart)
 
     def look(self, number: int) -> None:
-        """Complain of a broker that isn't running."""
+        """Complain of a broker that isn't running, or that logged an error it didn't expect."""
         broker = self.brokers[number]
+        for event in broker.events:
+            if "exception" in event and (name := raised(event["exception"])) not in EXPECTED:
+                self.complaints.append(f"broker {number} logged {event['event']!r}: {name}")
         if (code := broker.process.poll()) is not None:
             self.complaints.append(f"broker {number} ended by itself, {code}: {_tail(broker)}")
 
@@ -105,6 +112,12 @@ class Rig:
         """How many (partition, group) pairs there are."""
         [(count,)] = self.cluster.execute("SELECT count(*) FROM queen.log_consumers", DATABASE)
         return int(count)
+
+
+def raised(trace: str) -> str:
+    """The exception that a traceback is of; its message may have lines of its own, indented."""
+    *_, last = re.finditer(r"^\w[\w.]*(?=:|$)", trace, re.MULTILINE)
+    return last[0]
 
 
 def _tail(broker: LiveBroker) -> str:

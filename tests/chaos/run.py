@@ -27,6 +27,8 @@ BROKERS = 2
 # How long it may take until all is delivered once nothing is broken any more.
 DRAIN_SECONDS = 60.0
 POLL_SECONDS = 0.1
+# One fault may show in every message after it.
+SHOWN = 30
 
 
 @frozen
@@ -38,6 +40,7 @@ class Report:
     brokers: int
     history: History
     restarts: int
+    drain_seconds: float
     wrong: Sequence[str]
 
     def __str__(self) -> str:
@@ -53,8 +56,9 @@ class Report:
             f" without an answer",
             f"  faults           {len(self.history.blows)} {_listed(blows)}",
             f"  broker restarts  {self.restarts}",
+            f"  drained after    {self.drain_seconds:.1f} s",
             f"  violations       {len(self.wrong)}",
-            *(f"    {text}" for text in self.wrong),
+            *(f"    {text}" for text in self.wrong[:SHOWN]),
         ]
         if self.wrong:
             lines.append(f"again: {self.command}")
@@ -83,18 +87,20 @@ async def run(seed: int, minutes: float, brokers: int = BROKERS) -> Report:
             nursery.start_soon(load.run)
             await strike(rig, history, seed, trio.current_time() + minutes * 60)
             load.calm()
+            began = trio.current_time()
             with trio.move_on_after(DRAIN_SECONDS) as scope:
                 await _wait_drained(rig, load, clients)
+            drain_seconds = trio.current_time() - began
             if scope.cancelled_caught:
                 wrong.append(f"not drained {DRAIN_SECONDS:g} s after the last fault")
-            nursery.cancel_scope.cancel()
+            load.finish()
         for number in range(brokers):
             rig.look(number)
         pushed = {push.transaction_id for push in history.pushes}
         log = await trio.to_thread.run_sync(rig.read_log, pushed)
     wrong += rig.complaints
     wrong += [str(violation) for violation in check(history, log)]
-    return Report(seed, minutes, brokers, history, rig.starts, wrong)
+    return Report(seed, minutes, brokers, history, rig.starts, drain_seconds, wrong)
 
 
 async def _wait_drained(rig: Rig, load: Load, clients: Sequence[httpx.AsyncClient]) -> None:
