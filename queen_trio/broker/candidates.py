@@ -94,6 +94,10 @@ class Candidates:
         for name in names:
             ring.settle(name, Verdict.REQUEUE)
 
+    def pass_on(self, ring: Ring) -> None:
+        """Wake one that waits: who looked while a candidate was in flight has not seen it."""
+        self._wakeups.wake(ring.queue, ring.group)
+
     # -- news ----------------------------------------------------------------------------------
 
     def mark(self, queue: str, partition: str) -> None:
@@ -154,6 +158,9 @@ class Candidates:
                 self._wakeups.wake_lines()
             if not self._hotlist.statistics().rings:
                 continue
+            # What a failed pop gave back: at once, pops would spin while the database is away.
+            for ring in self._hotlist.with_ready():
+                self.pass_on(ring)
             try:
                 changes = await self._store.changes(self._poll_seconds, CHANGES_MOST)
             except DatabaseError as error:

@@ -243,6 +243,10 @@ class Hotlist:
         """The ring of a (queue, group), if there is one."""
         return self._rings.get(queue, {}).get(group)
 
+    def with_ready(self) -> list[Ring]:
+        """The rings that have something to ask about."""
+        return [ring for groups in self._rings.values() for ring in groups.values() if ring.ready]
+
     def sweep(self, now: float) -> None:
         """Forget rings that nobody has popped from for long."""
         for queue, groups in list(self._rings.items()):

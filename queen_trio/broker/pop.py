@@ -151,6 +151,10 @@ class PopService:
             candidates.settle(ring, names, rows)
             claim = self._claim_of(request, lease_id, [row for row in rows if row.verdict is None])
             if claim is not None:
+                # What autoAck took is ready, too; mostly it is all there was.
+                taken = len(claim.partitions) if request.auto_ack else 0
+                if ring.ready > taken:
+                    candidates.pass_on(ring)
                 return claim
         # So many are wrong that one look at everything is cheaper.
         rows = await self._ask(request, lease_id, arrival, None)

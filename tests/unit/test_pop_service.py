@@ -1,0 +1,116 @@
+"""PopService over a real PostgreSQL: candidates that one pop has in flight while another looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from queen_trio.broker.candidates import Candidates
+from queen_trio.broker.encryption import Encryption
+from queen_trio.broker.hints import LocalHints
+from queen_trio.broker.maintenance import Maintenance
+from queen_trio.broker.pop import PopService
+from queen_trio.broker.wakeups import Wakeups
+from queen_trio.config import PopConfig, SubscriptionMode
+from queen_trio.errors import DatabaseUnavailable
+from queen_trio.model.ids import Uuid7
+from queen_trio.model.message import hash_of
+from queen_trio.model.pop import Claim, PopRequest
+from queen_trio.store.queries import NOTHING_VERIFIED, PopRow, Store
+from queen_trio.store.system import SystemStore
+
+if TYPE_CHECKING:
+    from queen_trio.store.pool import Pool
+
+
+class GatedStore(Store):
+    """The real store, whose pops can be held up, or fail."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self.gate = trio.Event()
+        self.gate.set()
+        self.failures = 0
+
+    async def pop(self, *arguments: Any, **options: Any) -> list[PopRow]:
+        await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise DatabaseUnavailable("away")
+        return await super().pop(*arguments, **options)
+
+
+class Scene:
+    """A PopService whose jobs don't run unless a test starts them."""
+
+    def __init__(self, pool: Pool) -> None:
+        config = PopConfig()
+        self.store = GatedStore(pool)
+        self.wakeups = Wakeups(self.store, config)
+        self.candidates = Candidates(self.store, self.wakeups, poll_seconds=0.2)
+        maintenance = Maintenance(SystemStore(pool))
+        self.hints = LocalHints(self.wakeups, self.candidates, maintenance)
+        self.encryption = Encryption(self.store, None)
+        self.pops = PopService(
+            self.store,
+            Uuid7(),
+            self.wakeups,
+            self.candidates,
+            self.hints,
+            self.encryption,
+            maintenance,
+            config,
+        )
+        self.claims: list[Claim | None] = []
+
+    async def push(self, partition: str) -> None:
+        """Two messages."""
+        ids = [f"{partition}{n}" for n in range(2)]
+        encoded = self.encryption.encode("q", [f'{{"id":"{i}","data":1}}'.encode() for i in ids])
+        await self.store.push(
+            ["q"], [partition], [2], [encoded.size], [b"".join(map(hash_of, ids))], [encoded.blob],
+            [NOTHING_VERIFIED], [None], [None], [False],
+        )  # fmt: skip
+        self.hints.messages_available([("q", partition)])
+
+    async def pop(self, wait: float | None = None) -> None:
+        request = PopRequest(
+            queue="q", mode=SubscriptionMode.ALL, batch=2, partitions=None, timeout=wait
+        )
+        self.claims.append(await self.pops.pop(request))
+
+
+@pytest.fixture
+def scene(pool: Pool) -> Scene:
+    return Scene(pool)
+
+
+async def test_who_looked_while_all_was_in_flight_gets_what_the_other_leaves(scene: Scene) -> None:
+    await scene.pop()  # seeds the ring, with nothing
+    scene.store.gate = trio.Event()
+    await scene.push("a")
+    await scene.push("b")
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):  # the first takes both candidates, and then one of them is enough
+                nursery.start_soon(scene.pop, 30.0)
+                await wait_all_tasks_blocked()
+            scene.store.gate.set()
+    assert [claim and claim.count for claim in scene.claims] == [None, 2, 2]
+
+
+async def test_what_a_failed_pop_gave_back_is_asked_about_again(scene: Scene) -> None:
+    """The database was away for one call, and nobody pushes after that."""
+    await scene.pop()
+    await scene.push("a")
+    scene.store.failures = 1
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.candidates.serve)
+            await scene.pop(30.0)
+            nursery.cancel_scope.cancel()
+    assert scene.store.failures == 0
+    assert [claim and claim.count for claim in scene.claims] == [None, 2]
