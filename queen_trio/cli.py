@@ -129,7 +129,8 @@ def requeue_spooled(names: tuple[str, ...], everything: bool) -> None:
         raise click.UsageError("name quarantined records, or say --all")
     with _open_spool() as directory:
         paths = [path for path in directory.list_set_aside() if path.suffix == ".spool"]
-        for path in paths if everything else [_named(paths, name) for name in names]:
+        once = dict.fromkeys(names)
+        for path in paths if everything else [_named(paths, name) for name in once]:
             directory.requeue(path)
             click.echo(f"{path.stem} will be replayed")
 

@@ -49,7 +49,9 @@ async def test_show(directory: Path) -> None:
     assert [json.loads(line)["n"] for line in everything.splitlines()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("arguments", [["0000000000000001-0"], ["--all"]])
+@pytest.mark.parametrize(
+    "arguments", [["0000000000000001-0"], ["0000000000000001-0"] * 2, ["--all"]]
+)
 async def test_replay(directory: Path, arguments: list[str]) -> None:
     assert "will be replayed" in run(directory, "replay", *arguments).stdout
     lines = run(directory, "ls").stdout.splitlines()
