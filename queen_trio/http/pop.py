@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -13,11 +12,13 @@ from queen_trio.model.names import QUEUE_MODE_GROUP, check_name, check_optional_
 from queen_trio.model.pop import Claim, ClaimedPartition, PopRequest
 from queen_trio.store.segments import splice
 
-from .codec import encode, timestamp
+from .codec import encode, parse_timestamp, timestamp
 from .disconnect import cancel_on_disconnect
 from .message import NO_CONTENT, Response
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from queen_trio.broker import Broker
 
     from .message import Request
@@ -130,12 +131,7 @@ def _since(request: Request) -> datetime | None:
     word = request.text("subscriptionFrom")
     if word is None or word == "now":
         return None
-    try:
-        # A "+" that nobody quoted arrives as a space.
-        moment = datetime.fromisoformat(word.replace(" ", "+") if "T" in word else word)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ClientError(f"subscriptionFrom={word!r} is neither now nor ISO-8601") from None
+    return parse_timestamp(word, "subscriptionFrom")
 
 
 def _timeout(request: Request, default_ms: int) -> float | None:
