@@ -54,8 +54,7 @@ class Candidates:
             return ring
         if ring.seeding:  # another pop is at it
             return None
-        ring.seeding = True
-        try:
+        with ring.seeding_once():
             names = await self._store.candidates(
                 request.queue,
                 request.group,
@@ -65,8 +64,6 @@ class Candidates:
                 MAX_ENTRIES,
                 patience_seconds,
             )
-        finally:
-            ring.seeding = False
         if len(names) > MAX_ENTRIES:
             return None
         ring.seed(names)

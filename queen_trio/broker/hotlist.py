@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from contextlib import contextmanager
 from enum import Enum, IntEnum
 from itertools import count, islice
 from math import inf
@@ -93,6 +94,7 @@ class Ring:
     max_entries: int = MAX_ENTRIES
     seeded: bool = False
     seeding: bool = False
+    _outdated: bool = False  # what the seeding under way brings
     _ready: OrderedDict[str, None] = field(factory=OrderedDict)
     _deferred: dict[str, float] = field(factory=dict)
     _in_flight: dict[str, _News] = field(factory=dict)
@@ -156,11 +158,29 @@ class Ring:
         elif news is _News.MARKED:
             self._make_ready(partition)
 
+    @contextmanager
+    def seeding_once(self) -> Iterator[None]:
+        """The database is asked for `seed` in this block, by one pop at a time."""
+        self.seeding = True
+        self._outdated = False
+        try:
+            yield
+        finally:
+            self.seeding = False
+
     def seed(self, partitions: Sequence[str]) -> None:
-        """Take in all candidates as the database names them; deferrals are looked at again."""
-        self.seeded = True
+        """Take in all candidates as the database names them; deferrals are looked at again.
+
+        An `unseed` since it was asked stands.
+        """
+        self.seeded = not self._outdated
         for partition in partitions:
             self.promote(partition)
+
+    def unseed(self) -> None:
+        """From now on absence means nothing."""
+        self.seeded = False
+        self._outdated = True
 
     def end_deferral(self, partition: str, deadline: float) -> bool:
         """Make ready what was deferred until `deadline`, unless it has moved on since."""
@@ -173,7 +193,8 @@ class Ring:
         if partition in self._ready:
             return False
         if len(self) >= self.max_entries:
-            self.seeded = False
+            self.unseed()
+            self._ready.clear()  # nobody takes from an unseeded ring: room for the next seed
             return False
         self._ready[partition] = None
         return True
@@ -220,7 +241,7 @@ class Hotlist:
         """Let the rings of a queue, or all, be seeded anew: it finds whatever was missed."""
         for name in list(self._rings) if queue is None else [queue]:
             for ring in self._rings_of(name):
-                ring.seeded = False
+                ring.unseed()
 
     def drop(self, queue: str) -> None:
         """Forget the rings of a queue."""

@@ -141,8 +141,10 @@ class PopService:
                 # A pop that doesn't wait has no second chance: it looks at what is deferred, too.
                 names = ring.take_deferred(most)
                 last = True
-            if not names:
+            if not names and ring.seeded:
                 return None
+            if not names:
+                break
             try:
                 rows = await self._ask(request, lease_id, arrival, names)
             except BaseException:
@@ -156,7 +158,7 @@ class PopService:
                 if ring.ready > taken:
                     candidates.pass_on(ring)
                 return claim
-        # So many are wrong that one look at everything is cheaper.
+        # So many are wrong that one look at everything is cheaper, or the ring is no guide now.
         rows = await self._ask(request, lease_id, arrival, None)
         return self._claim_of(request, lease_id, rows)
 
