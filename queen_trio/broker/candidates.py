@@ -146,23 +146,27 @@ class Candidates:
 
     async def _serve_changes(self) -> None:
         reseed_at = trio.current_time() + RESEED_SECONDS
+        seen_at = trio.current_time()
         while True:
             await trio.sleep(self._poll_seconds)
+            now = trio.current_time()
             if trio.current_time() >= reseed_at:
                 reseed_at = trio.current_time() + RESEED_SECONDS
                 self._hotlist.sweep(trio.current_time())
                 self._hotlist.unseed()
                 self._wakeups.wake_lines()
             if not self._hotlist.statistics().rings:
+                seen_at = now
                 continue
             # What a failed pop gave back: at once, pops would spin while the database is away.
             for ring in self._hotlist.with_ready():
                 self.pass_on(ring)
             try:
-                changes = await self._store.changes(self._poll_seconds, CHANGES_MOST)
-            except DatabaseError as error:
+                changes = await self._store.changes(now - seen_at, CHANGES_MOST)
+            except DatabaseError as error:  # the next look reaches back as far
                 log.debug("changes not read", error=str(error))
                 continue
+            seen_at = now
             for queue, partition in changes:
                 if partition is None:
                     self._hotlist.unseed(queue)

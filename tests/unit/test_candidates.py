@@ -1,0 +1,59 @@
+"""Candidates in Trio's own time; only the store is a fake."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import trio
+from trio.testing import MockClock
+
+from queen_trio.broker.candidates import Candidates
+from queen_trio.broker.wakeups import Wakeups
+from queen_trio.config import PopConfig, SubscriptionMode
+from queen_trio.errors import DatabaseUnavailable
+from queen_trio.model.pop import PopRequest
+
+if TYPE_CHECKING:
+    from queen_trio.store.queries import Store
+
+POLL_SECONDS = 1.0
+
+
+class Changes:
+    """Stands for the store: notes how far back each look reaches, and at what time it came."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[float, float]] = []
+        self.away_until = 0.0
+
+    async def candidates(self, *_: Any) -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return []
+
+    async def changes(self, seconds: float, _: int) -> list[tuple[str, str | None]]:
+        await trio.lowlevel.checkpoint()
+        if trio.current_time() < self.away_until:
+            raise DatabaseUnavailable("away")
+        self.looks.append((trio.current_time(), seconds))
+        return []
+
+
+def test_the_first_look_after_an_outage_reaches_back_to_the_last_one_before() -> None:
+    changes = Changes()
+    store: Store = changes  # type: ignore[assignment]
+
+    async def main() -> None:
+        candidates = Candidates(store, Wakeups(store, PopConfig()), POLL_SECONDS)
+        await candidates.ring_for(PopRequest(queue="q", mode=SubscriptionMode.ALL), 0, 1.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(candidates.serve)
+            await trio.sleep(2 * POLL_SECONDS)
+            changes.away_until = trio.current_time() + 20 * POLL_SECONDS
+            await trio.sleep(25 * POLL_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    for (before, _), (after, seconds) in pairwise(changes.looks):
+        assert after - seconds <= before
+    assert max(seconds for _, seconds in changes.looks) > 10 * POLL_SECONDS
