@@ -32,7 +32,10 @@ async def prometheus(broker: Broker, request: Request) -> Response:
     from prometheus_client.exposition import choose_encoder
 
     accept = b",".join(v for k, v in request.scope["headers"] if k.lower() == b"accept")
-    encode, content_type = choose_encoder(accept.decode("latin-1"))
+    try:
+        encode, content_type = choose_encoder(accept.decode("latin-1"))
+    except TypeError:  # it trips over a version that is no number
+        encode, content_type = choose_encoder("")
     body: bytes = encode(_Registry(broker))
     return Response(200, body, ((b"content-type", content_type.encode()),))
 

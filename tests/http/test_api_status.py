@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.http.api import Api
 
@@ -36,3 +38,13 @@ async def test_metrics_shows_pool_and_parked(api: Api) -> None:
     metrics = await api.metrics()
     assert metrics["wakeups"] == {"parked": 0, "lines": metrics["wakeups"]["lines"]}
     assert 0 < metrics["pool"]["idle"] + metrics["pool"]["in_use"] <= metrics["pool"]["limit"]
+
+
+@pytest.mark.parametrize("version", ["x", "1.x", "-", ""])
+async def test_an_odd_accept_gets_some_metrics(api: Api, version: str) -> None:
+    for kind in ("text/plain", "application/openmetrics-text"):
+        response = await api.http.get(
+            "/metrics/prometheus", headers={"accept": f"{kind};version={version}"}
+        )
+        assert response.status_code == 200
+        assert "queen_info" in response.text
