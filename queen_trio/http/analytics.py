@@ -17,7 +17,8 @@ from queen_trio.errors import ClientError
 from queen_trio.model.names import check_optional_name
 from queen_trio.store.resources import Span
 
-from .codec import json_response, parse_timestamp, timestamp
+from .codec import json_response, timestamp
+from .parameters import moment
 
 if TYPE_CHECKING:
     from queen_trio.broker import Broker
@@ -148,8 +149,8 @@ def _worker(row: WorkerRow) -> dict[str, Any]:
 
 
 def _span(request: Request) -> Span:
-    until = _moment(request, "to") or datetime.now(UTC)
-    since = _moment(request, "from")
+    until = moment(request, "to") or datetime.now(UTC)
+    since = moment(request, "from")
     if since is None:
         try:
             since = until - DEFAULT_SPAN
@@ -162,11 +163,6 @@ def _span(request: Request) -> Span:
     if step < least:
         raise ClientError(f"from, to and interval ask for more than {MAX_STEPS} steps")
     return Span(since, until, step)
-
-
-def _moment(request: Request, name: str) -> datetime | None:
-    text = request.text(name)
-    return None if text is None else parse_timestamp(text, name)
 
 
 def _step_seconds(request: Request) -> int:
