@@ -152,6 +152,8 @@ BEGIN
     UPDATE queen.consumer_groups_metadata m SET subscription_timestamp = p_point
      WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
  RETURNING m.queue_name;
+    PERFORM queen.record_move_v1(p_tenant, m.queue_name) FROM queen.consumer_groups_metadata m
+      WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group AND m.queue_name <> '';
 END $$;
 
 -- Put a group's cursors in a queue, or in one partition of it: to the end, or to the first message created

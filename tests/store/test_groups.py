@@ -16,7 +16,7 @@ from tests.store.races import open_arena
 from tests.store.test_races import ack, filled, pop, push, race
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from uuid import UUID
 
     from queen_trio.store.groups import GroupRow
@@ -146,6 +146,25 @@ class TestSeek:
         assert cursor is not None
         assert (cursor["attempt_count"], cursor["attempt_offset"]) == (0, None)
         assert (cursor["batch_retry_count"], cursor["batch_end"]) == (0, None)
+
+
+class TestMoves:
+    """Whatever makes more claimable is recorded, for brokers that hear no hint (spec 4.3)."""
+
+    async def test_are_recorded(self, log: Log) -> None:
+        await log.push("a")
+        await log.age(60)
+        await log.pop(group="g", mode="new")
+        moves: list[Callable[[], Awaitable[Any]]] = [
+            partial(GroupStore(log.store).resubscribe, "g", OLD),
+            partial(seek, log, to_end=False),
+            partial(forget, log, queue="q"),
+        ]
+        for move in moves:
+            assert await log.store.changes(1.0, 10) == []
+            await move()
+            assert await log.store.changes(1.0, 10) == [("q", None)]
+            await log.execute("DELETE FROM queen.log_repairs")
 
 
 class TestClear:
