@@ -116,6 +116,7 @@ class Load:
             except httpx.TransportError:
                 results = None
             else:
+                assert response.status_code in (201, 500, 503), response.text
                 results = answer if response.status_code == 201 else answer.get("results")
             answered = None if results is None else trio.current_time()
             request = next(self._requests)

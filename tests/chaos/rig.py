@@ -116,8 +116,10 @@ class Rig:
 
 def raised(trace: str) -> str:
     """The exception that a traceback is of; its message may have lines of its own, indented."""
-    *_, last = re.finditer(r"^\w[\w.]*(?=:|$)", trace, re.MULTILINE)
-    return last[0]
+    if "Exception Group Traceback" in trace:
+        return "ExceptionGroup"
+    names: list[str] = re.findall(r"^\w[\w.]*(?=:|$)", trace, re.MULTILINE)
+    return names[-1]
 
 
 def _tail(broker: LiveBroker) -> str:
