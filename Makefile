@@ -46,6 +46,17 @@ BROKERS ?= 3
 chaos: $(VENV)/dev ## Break brokers and PostgreSQL under load and check the history (SEED=1 MINUTES=5)
 	$(BIN)/python -m tests.chaos.run --seed $(SEED) --minutes $(MINUTES) --brokers $(BROKERS)
 
+# Only for some platforms, and only for this: beside the environment, and done without where it fails.
+ATHERIS := .cache/atheris
+TARGET ?= all
+SECONDS ?= 60
+
+fuzz: $(VENV)/dev ## Look for bytes that break a reader (TARGET=push_body SECONDS=600; default: all, 60)
+	@test -d $(ATHERIS) || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+		--only-binary :all: --require-hashes --target $(ATHERIS) -r fuzz/requirements.txt \
+		|| echo "no atheris for this platform: hypothesis only"
+	PYTHONPATH=$(ATHERIS) $(BIN)/python -m fuzz $(TARGET) $(SECONDS)
+
 wheel: $(VENV)/dev ## Build the wheel and smoke-test it in a fresh environment
 	./.ci/wheel
 

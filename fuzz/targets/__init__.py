@@ -1,0 +1,1 @@
+"""The targets: one module each, named after what reads the bytes."""
