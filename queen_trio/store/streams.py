@@ -48,7 +48,10 @@ class StateRow(NamedTuple):
 
 
 class CycleRow(NamedTuple):
-    """What became of a cycle; `refusal` None: it is committed."""
+    """What became of a cycle; `refusal` None: it is committed.
+
+    `more_in_queue`, `more_in_partition`: where a lease was released, so that there may be more now.
+    """
 
     refusal: str | None
     lease_released: bool

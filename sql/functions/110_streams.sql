@@ -90,7 +90,8 @@ END $$;
 -- advances by p_count messages and the lease stays, so that the rest comes again in order when it expires.
 --
 -- refusal NULL: committed, now or by an earlier attempt with the same p_cycle. Otherwise it says why
--- nothing was written. Locks: partitions ascending, the cursor, the shard, its state.
+-- nothing was written. more_in_queue, more_in_partition: where a lease was released, so that there may be
+-- more to claim now or after the next push. Locks: partitions ascending, the cursor, the shard, its state.
 CREATE OR REPLACE FUNCTION queen.stream_cycle_v1(
     p_tenant uuid, p_cycle uuid, p_query uuid, p_partition uuid, p_group text,
     p_keys bytea[], p_values text[], p_ripe_at double precision[],
@@ -159,6 +160,10 @@ BEGIN
          WHERE s.last_cycle <> excluded.last_cycle;
         IF NOT FOUND THEN    -- an earlier attempt has committed, perhaps while this one waited for it
             lease_released := p_lease IS NOT NULL AND p_release;
+            IF lease_released THEN
+                more_in_queue := v_part.queue_name;
+                more_in_partition := v_part.name;
+            END IF;
             RETURN NEXT;
             RETURN;
         END IF;
@@ -202,8 +207,8 @@ BEGIN
                    attempt_count = CASE WHEN v_until >= c.attempt_offset THEN 0 ELSE c.attempt_count END
              WHERE c.partition_id = p_partition AND c.consumer_group = p_group;
             IF lease_released THEN
-                SELECT v_part.queue_name, p.name INTO more_in_queue, more_in_partition
-                  FROM queen.log_partitions p WHERE p.id = p_partition AND p.last_offset > v_until;
+                more_in_queue := v_part.queue_name;
+                more_in_partition := v_part.name;
             END IF;
         END IF;
 

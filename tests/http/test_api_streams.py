@@ -440,3 +440,16 @@ def test_a_string_has_one_stored_form() -> None:
 )
 def test_when_a_value_is_ripe(value: bytes, end: float | None) -> None:
     assert ripe_at(value) == end
+
+
+async def test_a_lease_that_a_cycle_has_ended_holds_nothing_back(
+    api: Api, queue: str, query: Query, popped: list[Json]
+) -> None:
+    """Another partition stays leased; a pop that looks at one candidate finds the free one."""
+    assert popped
+    await api.push(queue, "first", partition="other")
+    messages = await query.pop()
+    answer = await query.cycle(ack=ack(messages), release_lease=True)
+    assert answer["lease_released"] is True
+    await api.push(queue, "second", partition="other")
+    assert data(await api.pop(queue, consumerGroup=GROUP, partitions=1)) == ["second"]

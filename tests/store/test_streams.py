@@ -85,8 +85,8 @@ async def retain_from(log: Log, offset: int) -> None:
 async def test_an_attempt_that_had_committed_is_not_repeated(log: Log, shard: Shard) -> None:
     await pop(log)
     cycle: dict[str, Any] = {"cycle_id": uuid4(), "lease": "lease", "last": "e"}
-    assert await shard.cycle(**cycle, key="1") == CycleRow(None, True, None, None)
-    assert await shard.cycle(**cycle, key="2") == CycleRow(None, True, None, None)
+    assert await shard.cycle(**cycle, key="1") == CycleRow(None, True, "q", "p")
+    assert await shard.cycle(**cycle, key="2") == CycleRow(None, True, "q", "p")
     assert await shard.state() == {"key": "1"}
     assert (await shard.cycle(lease="lease", last="e")).refusal == "invalid or expired lease"
 
@@ -109,7 +109,7 @@ async def test_an_attempt_that_is_still_running_is_waited_for(
             assert await pop(log) == list("abcde")
             outcomes = await arena.run_order(attempts, order)
             for outcome in outcomes.values():
-                assert outcome.results == [CycleRow(None, True, None, None)]
+                assert outcome.results == [CycleRow(None, True, "q", "p")]
             assert await log.execute("SELECT cycles FROM queen_streams.shards") == [(1,)]
             await log.execute("DELETE FROM queen_streams.shards")
             await log.execute("UPDATE queen.log_consumers SET committed = -1")
@@ -158,7 +158,7 @@ async def test_the_failures_of_a_message_end_when_it_is_passed(log: Log, shard: 
     assert (cursor["total_consumed"], cursor["committed"]) == (2, 1)
 
 
-async def test_the_end_of_a_lease_tells_that_there_is_more(log: Log, shard: Shard) -> None:
+async def test_the_end_of_a_lease_tells_that_there_may_be_more(log: Log, shard: Shard) -> None:
     await log.pop(group=GROUP, batch=2)
     assert await shard.cycle(lease="lease", last="b") == CycleRow(None, True, "q", "p")
 
