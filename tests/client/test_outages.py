@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from tests.cluster import Cluster
 
+# An operator's restart: longer than any retry of the client, shorter than the broker's patience.
+AWAY_SECONDS = 10.0
+
 # The client waits a second before its first retry, two before the next: too long for a test.
 IMPATIENT = {"retry_delay_millis": 20}
 
@@ -108,3 +111,31 @@ async def test_an_acknowledgement_waits_for_postgres(
         assert (await ack)["success"] is True
         (message,) = await poll
         assert message["data"] == 2
+
+
+@pytest.mark.parametrize("release", AUTOPILOT_RELEASES, indirect=True)
+@hosted
+async def test_a_consumer_at_work_outlives_ten_seconds_without_postgres(
+    client: ModuleType, broker_on_own_cluster: LiveBroker, own_cluster: Cluster, name: str
+) -> None:
+    """It stands between a message and its ack, and its producer goes on meanwhile."""
+    stopped = asyncio.Event()
+
+    async def work(message: Message) -> None:
+        if message["data"] == 0:
+            await asyncio.to_thread(own_cluster.stop)
+            stopped.set()
+
+    async with client.Queen(broker_on_own_cluster.url) as queen:
+        await queen.queue(name).push([{"data": n} for n in range(3)])
+        async with consuming(queen.queue(name).batch(1), work) as seen:
+            await stopped.wait()
+            await queen.queue(name).push({"data": 3})
+            await asyncio.sleep(AWAY_SECONDS)
+            assert not seen.task.done()
+            await asyncio.to_thread(own_cluster.start)
+            await seen.wait_messages(4)
+            await queen.queue(name).push({"data": 4})
+            await seen.wait_messages(5)
+            assert not seen.task.done()
+        assert seen.data == [0, 1, 2, 3, 4]
