@@ -206,11 +206,6 @@ class Pool:
         finally:
             self._put(connection)
 
-    async def wait_healthy(self) -> None:
-        """Block until a connection can be had, for however long that takes."""
-        async with self.acquire(deadline_seconds=float("inf")):
-            pass
-
     @property
     def limit(self) -> int:
         """How many connections there can be: the size, or less while the server refuses more."""

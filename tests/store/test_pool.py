@@ -233,7 +233,6 @@ async def test_restarted_server(own_cluster: Cluster, end: str) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(pool.fetch, ONE)
-            nursery.start_soon(pool.wait_healthy)
             await wait_until(lambda: pool.statistics().connect_failures_total >= 2)
             await trio.to_thread.run_sync(own_cluster.start)
         assert pool.last_error is None
