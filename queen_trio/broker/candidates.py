@@ -52,7 +52,7 @@ class Candidates:
         ring = self._hotlist.ring(request.queue, request.group, trio.current_time())
         if ring.seeded:
             return ring
-        if ring.seeding:  # another pop is at it
+        if ring.seeding or ring.oversized:  # another pop is at it, or has found too many
             return None
         with ring.seeding_once():
             names = await self._store.candidates(
@@ -65,6 +65,7 @@ class Candidates:
                 patience_seconds,
             )
         if len(names) > MAX_ENTRIES:
+            ring.oversized = True
             return None
         ring.seed(names)
         return ring if ring.seeded else None

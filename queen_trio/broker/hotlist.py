@@ -94,6 +94,7 @@ class Ring:
     max_entries: int = MAX_ENTRIES
     seeded: bool = False
     seeding: bool = False
+    oversized: bool = False  # the database named too many: not to be asked before the next unseed
     _outdated: bool = False  # what the seeding under way brings
     _ready: OrderedDict[str, None] = field(factory=OrderedDict)
     _deferred: dict[str, float] = field(factory=dict)
@@ -180,6 +181,7 @@ class Ring:
     def unseed(self) -> None:
         """From now on absence means nothing."""
         self.seeded = False
+        self.oversized = False
         self._outdated = True
 
     def end_deferral(self, partition: str, deadline: float) -> bool:

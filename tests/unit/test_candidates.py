@@ -15,6 +15,8 @@ from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.pop import PopRequest
 
 if TYPE_CHECKING:
+    import pytest
+
     from queen_trio.store.queries import Store
 
 POLL_SECONDS = 1.0
@@ -26,10 +28,13 @@ class Changes:
     def __init__(self) -> None:
         self.looks: list[tuple[float, float]] = []
         self.away_until = 0.0
+        self.names: list[str] = []
+        self.seeds = 0
 
     async def candidates(self, *_: Any) -> list[str]:
         await trio.lowlevel.checkpoint()
-        return []
+        self.seeds += 1
+        return self.names
 
     async def changes(self, seconds: float, _: int) -> list[tuple[str, str | None]]:
         await trio.lowlevel.checkpoint()
@@ -57,3 +62,24 @@ def test_the_first_look_after_an_outage_reaches_back_to_the_last_one_before() ->
     for (before, _), (after, seconds) in pairwise(changes.looks):
         assert after - seconds <= before
     assert max(seconds for _, seconds in changes.looks) > 10 * POLL_SECONDS
+
+
+def test_a_queue_with_too_many_candidates_is_not_listed_for_every_pop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("queen_trio.broker.candidates.MAX_ENTRIES", 2)
+    changes = Changes()
+    changes.names = ["a", "b", "c"]
+    store: Store = changes  # type: ignore[assignment]
+    request = PopRequest(queue="q", mode=SubscriptionMode.ALL)
+
+    async def main() -> None:
+        candidates = Candidates(store, Wakeups(store, PopConfig()), POLL_SECONDS)
+        for _ in range(3):
+            assert await candidates.ring_for(request, 0, 1.0) is None
+        assert changes.seeds == 1
+        changes.names.pop()
+        candidates.unseed("q")  # as every reseed does
+        assert await candidates.ring_for(request, 0, 1.0) is not None
+
+    trio.run(main)
