@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, frozen
 
-from tests.chaos.history import Claim, Kind, Place, Push, Status, Verb
+from tests.chaos.history import Ack, Claim, Extension, Kind, Place, Push, Status, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -198,6 +198,21 @@ class _Lease:
     """The same, or completed: somebody else may have the next messages."""
 
 
+def _lease(
+    claim: Claim, offsets: list[int], acks: Sequence[Ack], extensions: Sequence[Extension]
+) -> _Lease:
+    runs_out = [claim.sent + claim.lease_seconds, *(e.sent + e.seconds for e in extensions)]
+    nacked = completed = FOREVER
+    for ack in acks:
+        for said in ack.said:
+            if said.verb is not Verb.COMPLETED:
+                nacked = min(nacked, ack.sent)
+            elif said.transaction_id == claim.transaction_ids[-1]:
+                completed = min(completed, ack.sent)
+    ends = min(max(runs_out) - CLOCK_SECONDS, nacked)
+    return _Lease(claim, offsets[0], offsets[-1], ends, min(ends, completed))
+
+
 @define
 class _View:
     """What one group saw of one partition, with offsets; leases are in the order of receipt."""
@@ -233,19 +248,7 @@ class _View:
                 continue
             if any(b != a + 1 for a, b in pairwise(got)):
                 gaps.append(f"offsets {got}: {claim}")
-            runs_out = max(
-                [claim.sent + claim.lease_seconds]
-                + [e.sent + e.seconds for e in extensions[claim.lease]]
-            )
-            nacked = completed = FOREVER
-            for ack in acks_of[claim.lease]:
-                for said in ack.said:
-                    if said.verb is not Verb.COMPLETED:
-                        nacked = min(nacked, ack.sent)
-                    elif said.transaction_id == claim.transaction_ids[-1]:
-                        completed = min(completed, ack.sent)
-            ends = min(runs_out - CLOCK_SECONDS, nacked)
-            leases.append(_Lease(claim, got[0], got[-1], ends, min(ends, completed)))
+            leases.append(_lease(claim, got, acks_of[claim.lease], extensions[claim.lease]))
         said_at = [
             (ack.sent, offsets[said.transaction_id])
             for ack in acks
