@@ -110,4 +110,5 @@ async def test_a_broken_job_costs_only_itself(brokers: list[LiveBroker], log: Lo
     await log.execute("ALTER FUNCTION queen.broken() RENAME TO retention_queues_v1")
     for broker in brokers:
         await trio.to_thread.run_sync(broker.wait_event, "job works again", SECONDS)
-        assert [e["job"] for e in broker.events if e["event"] == "job failed"] == ["retention"]
+        # Once a run of failures: a cycle in which the other broker held the lock ends one.
+        assert {e["job"] for e in broker.events if e["event"] == "job failed"} == {"retention"}
