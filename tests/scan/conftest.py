@@ -1,4 +1,4 @@
-"""A broker without the hot-list, which finds candidates by scanning; tests of tests/http meet it."""
+"""A broker without the hot-list: it scans for candidates; tests of tests/http meet it."""
 
 from __future__ import annotations
 
