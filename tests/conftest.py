@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from queen_trio.store.settings import ConnectionSettings
+
+# Tests park hundreds of polls; an ordinary user's soft limit is often 1024.
+_, _most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (_most_files, _most_files))
 
 TEMPLATE = "queen_template"
 

@@ -161,7 +161,9 @@ class Listener:
 def _is_tls_failure(error: Exception) -> bool:
     """Whether TLS itself failed; a connection that merely ended is none (port probes do that)."""
     cause = error.__cause__
-    return isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
+    # Which of the two it is for an end of the stream differs between versions of OpenSSL.
+    ended = isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return isinstance(cause, ssl.SSLError) and not ended
 
 
 def _address(stream: trio.SocketStream) -> str:
