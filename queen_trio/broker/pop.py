@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # official clients wait 5 s longer than they asked us to (spec 7).
 PATIENCE_SECONDS: Final = 1.0
 MAX_ROUNDS: Final = 16
+# Each round after an empty one asks about so many times more candidates, up to this number.
+WIDENING: Final = 4
+CANDIDATES_AT_ONCE: Final = 1_000
 
 
 class PopService:
@@ -151,6 +154,8 @@ class PopService:
                 candidates.requeue(ring, names)
                 raise
             candidates.settle(ring, names, rows)
+            # Where others have emptied many, few look-ups must find the one that is left.
+            most = max(most, min(most * WIDENING, CANDIDATES_AT_ONCE))
             claim = self._claim_of(request, lease_id, [row for row in rows if row.verdict is None])
             if claim is not None:
                 # What autoAck took is ready, too; mostly it is all there was.

@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from queen_trio.broker.candidates import Candidates
 from queen_trio.broker.encryption import Encryption
 from queen_trio.broker.hints import LocalHints
+from queen_trio.broker.hotlist import Verdict
 from queen_trio.broker.maintenance import Maintenance
 from queen_trio.broker.pop import PopService
 from queen_trio.broker.wakeups import Wakeups
@@ -34,8 +35,14 @@ class GatedStore(Store):
         self.gate = trio.Event()
         self.gate.set()
         self.failures = 0
+        self.asked = 0  # about candidates
+        self.asked_all = 0
 
     async def pop(self, *arguments: Any, **options: Any) -> list[PopRow]:
+        if arguments[14] is None:
+            self.asked_all += 1
+        else:
+            self.asked += 1
         await self.gate.wait()
         if self.failures:
             self.failures -= 1
@@ -114,3 +121,20 @@ async def test_what_a_failed_pop_gave_back_is_asked_about_again(scene: Scene) ->
             nursery.cancel_scope.cancel()
     assert scene.store.failures == 0
     assert [claim and claim.count for claim in scene.claims] == [None, 2]
+
+
+async def test_one_that_is_left_among_many_emptied_is_found_in_few_questions(scene: Scene) -> None:
+    """Without that a queue of many partitions ended in one scan after another."""
+    await scene.pop()
+    await scene.push("left")
+    ring = scene.candidates._hotlist.ring("q", "__QUEUE_MODE__", trio.current_time())
+    [left] = ring.take(1)
+    for n in range(1_000):
+        ring.mark(f"emptied{n}")
+    ring.settle(left, Verdict.REQUEUE)  # behind all others
+    with trio.fail_after(10):
+        await scene.pop()
+    assert scene.claims[-1] is not None
+    # 2, 8, 32, 128, 512, 1000: six questions, and none about the whole queue.
+    assert scene.store.asked == 6
+    assert scene.store.asked_all == 0
