@@ -134,7 +134,7 @@ class PopService:
         lease_id: str,
         arrival: float,
     ) -> Claim | None:
-        """Ask about one candidate after another until one gives something, or none is left."""
+        """Ask about candidates, more in each round, until one gives something or none is left."""
         # Each gives one message at least, so that a batch needs no more of them.
         most = min(request.partitions or request.batch, request.batch)
         last = False
