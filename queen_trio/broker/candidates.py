@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from queen_trio.model.pop import PopRequest
+    from queen_trio.store.elapsed import Elapsed
     from queen_trio.store.queries import PopRow, Store
 
     from .wakeups import PopKey, Wakeups
@@ -41,7 +42,7 @@ class Candidates:
         self._deadline_moved = trio.Event()
 
     async def ring_for(
-        self, request: PopRequest, waited_ms: int, patience_seconds: float
+        self, request: PopRequest, waited: Elapsed, patience_seconds: float
     ) -> Ring | None:
         """The ring that serves a pop, seeded if need be; None: let the database look by itself.
 
@@ -60,7 +61,7 @@ class Candidates:
                 request.group,
                 request.mode.value,
                 request.since,
-                waited_ms,
+                waited,
                 MAX_ENTRIES,
                 patience_seconds,
             )

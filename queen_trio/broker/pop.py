@@ -10,6 +10,7 @@ import trio
 from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.pop import Claim, ClaimedPartition, ClaimedSegment, PopRequest
 from queen_trio.store import segments
+from queen_trio.store.elapsed import Elapsed
 from queen_trio.store.pool import SERVING_SECONDS
 
 from .outage import ride_out
@@ -83,13 +84,13 @@ class PopService:
             while True:
                 claim = None
                 if self._maintenance.pop:  # an instant 204 would make clients spin (spec 8.14)
-                    with self._wakeups.looking(deadline):
+                    with self._wakeups.bounded(deadline):
                         await self._maintenance.wait_pops_open()
                     if trio.current_time() >= deadline or self._wakeups.draining:
                         return None
                 # Cancelled after the statement was sent, a claim still comes back.
                 with (
-                    self._wakeups.looking(deadline + PATIENCE_SECONDS),
+                    self._wakeups.asking(deadline + PATIENCE_SECONDS),
                     suppress(DatabaseUnavailable),
                 ):
                     claim = await self._claim(request, arrival)
@@ -118,9 +119,8 @@ class PopService:
     async def _claim(self, request: PopRequest, arrival: float) -> Claim | None:
         lease_id = "" if request.auto_ack else self._ids.take(1)[0]
         if self._candidates is not None:
-            waited_ms = int((trio.current_time() - arrival) * 1000)
             patience = _patience_seconds(request, arrival)
-            ring = await self._candidates.ring_for(request, waited_ms, patience)
+            ring = await self._candidates.ring_for(request, Elapsed(arrival), patience)
             if ring is not None:
                 return await self._claim_from(ring, self._candidates, request, lease_id, arrival)
         rows = await self._ask(request, lease_id, arrival, None)
@@ -183,7 +183,7 @@ class PopService:
             lease_id,
             request.mode.value,
             request.since,
-            int((trio.current_time() - arrival) * 1000),
+            Elapsed(arrival),
             self._config.max_bytes,
             names,
             patience_seconds=_patience_seconds(request, arrival),

@@ -130,9 +130,10 @@ class Waiter:
 
 @frozen
 class WakeupStatistics:
-    """Parked pops, and the distinct things that they wait for."""
+    """Parked pops, those of them that ask the database just now, and what all wait for."""
 
     parked: int
+    asking: int
     lines: int
 
 
@@ -147,8 +148,9 @@ class Wakeups:
         self._heap: list[tuple[float, int, _Line]] = []
         self._serial = count()
         self._changed = trio.Event()
-        self._looking: set[trio.CancelScope] = set()
+        self._bounded: set[trio.CancelScope] = set()
         self.parked = 0
+        self._asking = 0
         self.draining = False
         # Narrows the probe of a line to some partitions, and is told what it finds.
         self.candidates: Candidates | None = None
@@ -193,22 +195,32 @@ class Wakeups:
                 line.wake_all()
 
     @contextmanager
-    def looking(self, deadline: float) -> Iterator[None]:
-        """Cancel a parked pop's look at the database at `deadline`, or when all go home.
-
-        Without that a database that is away would keep it for as long as a connection may take.
-        """
+    def bounded(self, deadline: float) -> Iterator[None]:
+        """Cancel what a parked pop does in this block at `deadline`, or when all go home."""
         with trio.CancelScope(deadline=deadline) as scope:
-            self._looking.add(scope)
+            self._bounded.add(scope)
             try:
                 yield
             finally:
-                self._looking.discard(scope)
+                self._bounded.discard(scope)
+
+    @contextmanager
+    def asking(self, deadline: float) -> Iterator[None]:
+        """A parked pop's look at the database, `bounded`.
+
+        Without a bound a database that is away would keep it for as long as a connection may take.
+        """
+        self._asking += 1
+        try:
+            with self.bounded(deadline):
+                yield
+        finally:
+            self._asking -= 1
 
     def drain(self) -> None:
         """Send every parked pop home, now and from now on (spec 4, "Shutdown")."""
         self.draining = True
-        for scope in self._looking:
+        for scope in self._bounded:
             scope.cancel()
         for line in self._lines.values():
             line.wake_all()
@@ -223,7 +235,7 @@ class Wakeups:
             self._schedule(line)
 
     def statistics(self) -> WakeupStatistics:
-        return WakeupStatistics(self.parked, len(self._lines))
+        return WakeupStatistics(self.parked, self._asking, len(self._lines))
 
     async def serve(self) -> None:
         """Re-probe for parked pops until cancelled; a database that is away is asked again."""

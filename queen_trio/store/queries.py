@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from .connection import TrioConnection
+    from .elapsed import Elapsed
     from .pool import Pool
 
 DEFAULT_TENANT: Final = UUID("00000000-0000-0000-0000-000000000001")
@@ -259,7 +260,7 @@ class Store:
         lease_id: str,
         mode: str,
         since: datetime | None,
-        waited_ms: int,
+        waited: Elapsed,
         max_bytes: int,
         candidates: Sequence[str] | None = None,
         patience_seconds: float | None = None,
@@ -271,7 +272,7 @@ class Store:
         """
         rows = await self.pool.fetch(
             _POP, self.tenant, queue, partition, namespace, task, group, batch, partitions,
-            lease_seconds, auto_ack, lease_id, mode, since, waited_ms, max_bytes, candidates,
+            lease_seconds, auto_ack, lease_id, mode, since, waited, max_bytes, candidates,
             statement_seconds=patience_seconds,
         )  # fmt: skip
         return [PopRow(*row) for row in rows]
@@ -282,13 +283,13 @@ class Store:
         group: str,
         mode: str,
         since: datetime | None,
-        waited_ms: int,
+        waited: Elapsed,
         most: int,
         patience_seconds: float | None = None,
     ) -> list[str]:
         """Partitions that may have something for a group; one more than `most` tells of more."""
         rows = await self.pool.fetch(
-            _CANDIDATES, self.tenant, queue, group, mode, since, waited_ms, most,
+            _CANDIDATES, self.tenant, queue, group, mode, since, waited, most,
             statement_seconds=patience_seconds,
         )  # fmt: skip
         return [name for (name,) in rows]

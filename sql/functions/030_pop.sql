@@ -1,6 +1,7 @@
 -- The subscription point of a group: the stored one wins, else the pop's own is stored now. Queue mode
--- starts at the beginning and stores nothing. p_waited_ms is how long ago the pop arrived: the point is
--- the arrival, not this call, so that the push which woke a parked pop is behind it (spec 8.3).
+-- starts at the beginning and stores nothing. p_waited_ms is how long ago the pop arrived when the caller
+-- sent this: the point is the arrival, so that the push which woke a parked pop is behind it (spec 8.3).
+-- Counted from now(), when this call came in, not from when we got so far: first calls compile for long.
 CREATE OR REPLACE FUNCTION queen.subscribe_v1(
     p_tenant uuid, p_queue text, p_namespace text, p_task text, p_group text,
     p_mode text, p_from timestamptz, p_waited_ms integer, OUT point timestamptz, OUT is_first boolean)
@@ -22,7 +23,7 @@ BEGIN
         point := CASE
             WHEN p_from IS NOT NULL THEN p_from
             WHEN p_mode = 'all' THEN '-infinity'
-            ELSE clock_timestamp() - make_interval(secs => p_waited_ms / 1000.0) END;
+            ELSE now() - make_interval(secs => p_waited_ms / 1000.0) END;
         INSERT INTO queen.consumer_groups_metadata
                (tenant_id, queue_name, namespace, task, consumer_group, subscription_mode,
                 subscription_timestamp)

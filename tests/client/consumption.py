@@ -78,6 +78,9 @@ async def consuming(
 
 
 async def wait_parked(queen: Any, count: int = 1) -> None:
-    """Wait until `count` long polls stand in line at the broker, which must be the test's own."""
-    while (await queen.admin.metrics())["wakeups"]["parked"] != count:
+    """Wait until `count` long polls have looked and wait at the broker, which is the test's own."""
+    while True:
+        wakeups = (await queen.admin.metrics())["wakeups"]
+        if (wakeups["parked"], wakeups["asking"]) == (count, 0):
+            return
         await asyncio.sleep(POLL_SECONDS)

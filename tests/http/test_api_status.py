@@ -36,7 +36,7 @@ async def test_api_status_counts(api: Api, queue: str) -> None:
 
 async def test_metrics_shows_pool_and_parked(api: Api) -> None:
     metrics = await api.metrics()
-    assert metrics["wakeups"] == {"parked": 0, "lines": metrics["wakeups"]["lines"]}
+    assert metrics["wakeups"] == {"parked": 0, "asking": 0, "lines": metrics["wakeups"]["lines"]}
     assert 0 < metrics["pool"]["idle"] + metrics["pool"]["in_use"] <= metrics["pool"]["limit"]
 
 

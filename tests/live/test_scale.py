@@ -53,7 +53,7 @@ async def test_five_thousand_parked_pops(
             memory = (process.memory_info().rss - memory_before) / POPS
             cpu = await measure_idle(process)
             statistics = await api.metrics()
-            assert statistics["wakeups"] == {"parked": POPS, "lines": QUEUES}
+            assert statistics["wakeups"] == {"parked": POPS, "asking": 0, "lines": QUEUES}
             assert statistics["pool"]["in_use"] == 0
             got: list[int] = []
             started = time.monotonic()

@@ -13,6 +13,7 @@ from queen_trio.broker.wakeups import Wakeups
 from queen_trio.config import PopConfig, SubscriptionMode
 from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.pop import PopRequest
+from queen_trio.store.elapsed import Elapsed
 
 if TYPE_CHECKING:
     import pytest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from queen_trio.store.queries import Store
 
 POLL_SECONDS = 1.0
+NOW = Elapsed(0.0)
 
 
 class Changes:
@@ -50,7 +52,7 @@ def test_the_first_look_after_an_outage_reaches_back_to_the_last_one_before() ->
 
     async def main() -> None:
         candidates = Candidates(store, Wakeups(store, PopConfig()), POLL_SECONDS)
-        await candidates.ring_for(PopRequest(queue="q", mode=SubscriptionMode.ALL), 0, 1.0)
+        await candidates.ring_for(PopRequest(queue="q", mode=SubscriptionMode.ALL), NOW, 1.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(candidates.serve)
             await trio.sleep(2 * POLL_SECONDS)
@@ -76,10 +78,10 @@ def test_a_queue_with_too_many_candidates_is_not_listed_for_every_pop(
     async def main() -> None:
         candidates = Candidates(store, Wakeups(store, PopConfig()), POLL_SECONDS)
         for _ in range(3):
-            assert await candidates.ring_for(request, 0, 1.0) is None
+            assert await candidates.ring_for(request, NOW, 1.0) is None
         assert changes.seeds == 1
         changes.names.pop()
         candidates.unseed("q")  # as every reseed does
-        assert await candidates.ring_for(request, 0, 1.0) is not None
+        assert await candidates.ring_for(request, NOW, 1.0) is not None
 
     trio.run(main)
