@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from queen_trio.grace import Grace
+
 log = structlog.get_logger(__name__)
 
 BACKOFF_FIRST_SECONDS: Final = 0.25
@@ -54,8 +56,13 @@ def spool_directory(config: Config, data_dir: Path) -> Path:
 
 
 @asynccontextmanager
-async def open_postgres(config: Config, data_dir: Path) -> AsyncIterator[ConnectionSettings]:
-    """Yield how to reach PostgreSQL: a private one while the block runs, or that of PG_*."""
+async def open_postgres(
+    config: Config, data_dir: Path, grace: Grace | None = None
+) -> AsyncIterator[ConnectionSettings]:
+    """Yield how to reach PostgreSQL: a private one while the block runs, or that of PG_*.
+
+    `grace` bounds how long a private one may take to stop.
+    """
     postgres = config.postgres
     if not postgres.embedded:
         yield ConnectionSettings(
@@ -71,7 +78,7 @@ async def open_postgres(config: Config, data_dir: Path) -> AsyncIterator[Connect
             server_id=config.sync.server_id,
         )
         return
-    async with open_embedded(data_dir, binaries=postgres.bin_dir) as embedded:
+    async with open_embedded(data_dir, binaries=postgres.bin_dir, grace=grace) as embedded:
         yield ConnectionSettings(
             host=str(embedded.host),
             port=embedded.port,

@@ -14,8 +14,9 @@
                         └── http       its death drains the rest and ends the process
 
 Everything is a context or a nursery, so that stopping is leaving: http first (parked pops are
-answered, requests finish), then mesh and jobs, then what was accepted is flushed, then pool,
-spool and PostgreSQL close. A deadline (QUEEN_SHUTDOWN_TIMEOUT_MS) bounds it all.
+answered, requests finish), then mesh and jobs, then what was accepted or counted is flushed, then
+pool, spool and PostgreSQL close. A deadline (QUEEN_SHUTDOWN_TIMEOUT_MS) bounds it all, what shields
+itself included (grace.py): past it a disk that hangs is left behind and PostgreSQL is killed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from queen_trio import boot
 from queen_trio.broker import Broker, open_broker, traffic
 from queen_trio.broker.outage import ride_out
 from queen_trio.config import Config, DrainParked
-from queen_trio.errors import DatabaseUnavailable, QueenError
+from queen_trio.errors import DatabaseError, DatabaseUnavailable, QueenError
+from queen_trio.grace import Grace
 from queen_trio.http import server as http_server
 from queen_trio.http.app import App
 from queen_trio.http.limits import HttpLimits
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from queen_trio.http.guard import Guard
-    from queen_trio.store.connection import Grace
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +64,8 @@ EXIT_SECOND_SIGNAL: Final = 130
 WATCHDOG_SECONDS: Final = 30.0  # spec 8.24; longer than any pause that the loop is known to make
 # What the steps after http keep of the shutdown time: flush, pool, PostgreSQL.
 AFTER_HTTP_SECONDS: Final = 5.0
+# The last counts are worth a moment of that, no more.
+LAST_COUNTS_SECONDS: Final = 1.0
 
 
 async def run(config: Config) -> int:
@@ -82,7 +85,7 @@ async def run(config: Config) -> int:
             with stop.scope:
                 await _serve(config, stop, guard, mesh)
             root.cancel_scope.cancel()
-    log.info("stopped", in_time=not stop.scope.cancelled_caught or not stop.serving)
+    log.info("stopped", in_time=trio.current_time() < stop.scope.deadline)
     if stop.failure is not None:
         raise stop.failure
     return 0
@@ -97,8 +100,10 @@ class _Stop:
         self.serving = False
         self.failure: Exception | None = None
         """Why we stop, if nobody asked for it."""
-        self.grace: Grace | None = None
-        """Of the pool: its shields must not outlast the deadline (spec 8.20)."""
+        self.grace = Grace()
+        """Of the spool and the embedded PostgreSQL: no shield may outlast the deadline."""
+        self.pool_grace: Grace | None = None
+        """The same for statements (spec 8.20)."""
         self._timeout_seconds = timeout_seconds
 
     async def watch(self, signals: AsyncIterator[int]) -> None:
@@ -120,8 +125,9 @@ class _Stop:
     def _request(self) -> None:
         self.requested.set()
         self.scope.deadline = trio.current_time() + self._timeout_seconds
-        if self.grace is not None:
-            self.grace.limit(self.scope.deadline)
+        self.grace.limit(self.scope.deadline)
+        if self.pool_grace is not None:
+            self.pool_grace.limit(self.scope.deadline)
         if not self.serving:
             self.scope.cancel()
 
@@ -129,14 +135,15 @@ class _Stop:
 async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNode | None) -> None:
     async with AsyncExitStack() as stack:
         data_dir = boot.embedded_data_dir(config)
-        settings = await stack.enter_async_context(boot.open_postgres(config, data_dir))
+        settings = await stack.enter_async_context(boot.open_postgres(config, data_dir, stop.grace))
+        spool_directory = boot.spool_directory(config, data_dir)
         spool = await stack.enter_async_context(
-            open_spool(boot.spool_directory(config, data_dir), config.file_buffer.max_bytes)
+            open_spool(spool_directory, config.file_buffer.max_bytes, stop.grace)
         )
         await boot.prepare_schema(config, settings)
         await boot.warn_of_capacity(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))
-        stop.grace = pool.grace
+        stop.pool_grace = pool.grace
         broker = await stack.enter_async_context(
             open_broker(config, Store(pool), spool, None if mesh is None else mesh.hints)
         )
@@ -163,6 +170,15 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNod
                 broker.drain(answer_parked=config.server.drain_parked is DrainParked.ANSWER)
                 drain.set()
             services.cancel_scope.cancel()
+        await _write_last_counts(broker)
+
+
+async def _write_last_counts(broker: Broker) -> None:
+    """Write down what was counted since job "metrics" ran, if the database is there."""
+    try:
+        await traffic.flush(broker, within_seconds=LAST_COUNTS_SECONDS)
+    except DatabaseError as error:
+        log.info("last counts not written", error=str(error))
 
 
 def _guard(config: Config) -> Guard | None:

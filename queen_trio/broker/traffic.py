@@ -169,10 +169,11 @@ class CountingStore(Store):
         return row
 
 
-async def flush(broker: Broker) -> None:
+async def flush(broker: Broker, *, within_seconds: float | None = None) -> None:
     """Add this broker's counts to queen.worker_metrics and queen.stats; for METRICS_FLUSH_MS.
 
-    What can't be written is kept for the next call. Raises `DatabaseError`.
+    What can't be written is kept for the next call. `within_seconds`: see
+    `ResourceStore.record_traffic`. Raises `DatabaseError`.
     """
     taken = broker.traffic.take()
     counters, pushed, popped = taken
@@ -194,6 +195,7 @@ async def flush(broker: Broker) -> None:
             queues,
             [pushed[queue] for queue in queues],
             [popped[queue] for queue in queues],
+            within_seconds=within_seconds,
         )
         written = True
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -14,6 +15,7 @@ from queen_trio.embedded.binaries import find_binaries
 from queen_trio.embedded.cluster import Cluster
 from queen_trio.embedded.errors import EmbeddedError
 from queen_trio.embedded.server import Embedded, Server
+from queen_trio.grace import Grace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -26,6 +28,7 @@ async def open_embedded(
     *,
     binaries: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    grace: Grace | None = None,
 ) -> AsyncIterator[Embedded]:
     """Run a private PostgreSQL on `data_dir`, made at the first start; yields it once it is ready.
 
@@ -34,14 +37,18 @@ async def open_embedded(
     take minutes, and its progress is logged. If the server dies, it is restarted once; if it dies
     again within a minute or can't start, the body is cancelled and the context raises
     `EmbeddedError` with the log's path, as it does where a first start is impossible. Leaving, even
-    by cancellation, stops the server within 15 s.
+    by cancellation, stops the server within 15 s, or a second after the limit of `grace`: then it
+    is killed, which its data survive.
     """
+    grace = grace or Grace()
     cluster = Cluster.at(data_dir)
     async with contextlib.AsyncExitStack() as stack:
         try:
             cluster.make(as_root=os.geteuid() == 0)
             stack.callback(os.close, await locks.acquire_daemon_lock(cluster.daemon_lock))
-            server = await trio.to_thread.run_sync(_plan, cluster, binaries, dict(settings or {}))
+            server = await grace.run_sync(
+                partial(_plan, cluster, binaries, dict(settings or {}), grace)
+            )
         except OSError as error:
             raise EmbeddedError(f"can't use the data directory {data_dir}: {error}") from error
         stack.push_async_callback(server.stop)
@@ -52,7 +59,7 @@ async def open_embedded(
             nursery.cancel_scope.cancel()
 
 
-def _plan(cluster: Cluster, setting: Path | None, settings: dict[str, str]) -> Server:
+def _plan(cluster: Cluster, setting: Path | None, settings: dict[str, str], grace: Grace) -> Server:
     """Decide on account and programs; blocks for as long as they take to answer."""
     account = choose_account(cluster.pgdata)
     closed = account.first_closed(cluster.data_dir)
@@ -63,7 +70,7 @@ def _plan(cluster: Cluster, setting: Path | None, settings: dict[str, str]) -> S
             f"directory that it can reach (such as /var/lib/queen-trio)"
         )
     found = find_binaries(setting, major=cluster.major(), account=account)
-    return Server(cluster=cluster, account=account, binaries=found, settings=settings)
+    return Server(cluster=cluster, account=account, binaries=found, settings=settings, grace=grace)
 
 
 @contextlib.asynccontextmanager

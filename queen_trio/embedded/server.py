@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from queen_trio.embedded.account import Account
     from queen_trio.embedded.binaries import Binaries
+    from queen_trio.grace import Grace
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +62,7 @@ class Server:
     account: Account
     binaries: Binaries
     settings: dict[str, str]
+    grace: Grace
     _running: Supervised | None = None
     _short_socket_directory: Path | None = None
 
@@ -131,7 +134,7 @@ class Server:
         )
         lock = await acquire_pg_lock(self.cluster)
         try:
-            await trio.to_thread.run_sync(self.cluster.prepare_new, self.account)
+            await self.grace.run_sync(partial(self.cluster.prepare_new, self.account))
             command = initdb_command(self.binaries, self.cluster.new_pgdata)
             self._running, log_start = await self._supervise(command, StopBy.KILL, lock)
         finally:
@@ -179,6 +182,7 @@ class Server:
                 lock=lock,
                 lock_path=self.cluster.pg_lock,
                 output=output,
+                grace=self.grace,
                 scratch=self._short_socket_directory,
             )
             return running, log_start

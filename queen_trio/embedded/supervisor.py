@@ -28,15 +28,18 @@ if TYPE_CHECKING:
     from trio.abc import SendStream
 
     from queen_trio.embedded.account import Account
+    from queen_trio.grace import Grace
 
 log = structlog.get_logger(__name__)
 
-# A fast shutdown takes 0.1 s plus a checkpoint of at most shared_buffers; below the broker's own
-# shutdown deadline. After it comes SIGKILL, and crash recovery at the next start. In seconds.
+# A fast shutdown takes 0.1 s plus a checkpoint of at most shared_buffers; less at the end of the
+# broker's own shutdown. After it comes SIGKILL, and crash recovery at the next start. In seconds.
 STOP_DEADLINE: Final = 10.0
 
-# What a process may still take to vanish after SIGKILL (its I/O in flight), in seconds.
+# What a process may still take to vanish after SIGKILL (its I/O in flight), in seconds; at the end
+# of the broker's own shutdown the shorter time, on top of that.
 KILL_DEADLINE: Final = 5.0
+KILL_DEADLINE_LEAST: Final = 1.0
 
 # Arguments: how to stop, a directory to remove at the end (or nothing), the program and its own.
 # `kill 0` is the process group, which is a session of its own: this shell and what it started.
@@ -76,18 +79,23 @@ class Supervised:
     process: trio.Process
     pipe: SendStream
     lock_path: Path
+    grace: Grace
 
     async def stop(self) -> None:
         """End the program and everything it started; bounded, and complete even if cancelled."""
-        with trio.move_on_after(STOP_DEADLINE, shield=True) as patience:
+        began = trio.current_time()
+        with self.grace.shield(STOP_DEADLINE) as patience:
             await self._close_and_wait()
         if patience.cancelled_caught:
-            log.warning("embedded postgres: didn't stop in time, killing it", after=STOP_DEADLINE)
+            after = round(trio.current_time() - began, 1)
+            log.warning("embedded postgres: didn't stop in time, killing it", after=after)
             if self.process.returncode is None:  # else the group's number may be someone else's
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             kill_holders(self.lock_path)
-            with trio.move_on_after(KILL_DEADLINE, shield=True) as patience:
+            least = trio.current_time() + KILL_DEADLINE_LEAST
+            deadline = max(self.grace.deadline(KILL_DEADLINE), least)
+            with trio.CancelScope(shield=True, deadline=deadline) as patience:
                 await self._close_and_wait()
             if patience.cancelled_caught:
                 log.error("embedded postgres: still running after SIGKILL", pid=self.process.pid)
@@ -106,14 +114,16 @@ async def start_supervised(
     lock: int,
     lock_path: Path,
     output: int,
+    grace: Grace,
     scratch: Path | None = None,
 ) -> Supervised:
     """Start `command` as `account`; it inherits the descriptor `lock`, which stays the caller's.
 
-    `output` gets what it prints. `scratch` is an empty directory of the account's that the shell
-    removes after the program, even if there is no broker any more to do so. Its session is its
-    own, so that Ctrl-C reaches the broker alone. Raises `EmbeddedError`. If cancelled, nothing
-    was started or it is about to stop: the lock tells when it is gone.
+    `output` gets what it prints, `grace` limits the time it gets to stop. `scratch` is an empty
+    directory of the account's that the shell removes after the program, even if there is no broker
+    any more to do so. Its session is its own, so that Ctrl-C reaches the broker alone. Raises
+    `EmbeddedError`. If cancelled, nothing was started or it is about to stop: the lock tells when
+    it is gone.
     """
     try:
         process = await trio.lowlevel.open_process(
@@ -129,7 +139,7 @@ async def start_supervised(
         raise EmbeddedError(f"can't start {command[0]} as {account.name}: {error}") from error
     if process.stdin is None:
         raise AssertionError("asked for a pipe")
-    return Supervised(process=process, pipe=process.stdin, lock_path=lock_path)
+    return Supervised(process=process, pipe=process.stdin, lock_path=lock_path, grace=grace)
 
 
 def kill_holders(lock_path: Path) -> None:

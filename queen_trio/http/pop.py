@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import trio
-
 from queen_trio.config import SubscriptionMode
 from queen_trio.errors import ClientError
 from queen_trio.model.names import QUEUE_MODE_GROUP, check_name, check_optional_name
@@ -111,7 +109,7 @@ async def _pop(
 
 
 async def _release(broker: Broker, claim: Claim) -> None:
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + RELEASE_SECONDS):
+    with broker.store.pool.grace.shield(RELEASE_SECONDS):
         await broker.pops.release(claim)
 
 

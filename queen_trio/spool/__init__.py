@@ -2,8 +2,8 @@
 
 Append-only files of checksummed records, a lock on their directory, and the loop that replays them.
 It must not know SQL, PostgreSQL or how a push is committed: whoever opens it hands that in.
-Read next: records.py (the format), directory.py (the files), writer.py (one fsync for many pushes),
-drain.py (the replay).
+Read next: records.py (the format), directory.py (the files), quarantine.py (what is set aside),
+writer.py (one fsync for many pushes), drain.py (the replay).
 """
 
 from queen_trio.spool.directory import SpoolInUse, SpoolStatistics

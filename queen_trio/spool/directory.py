@@ -1,10 +1,12 @@
-"""The spool's directory: its lock, its files, what is set aside in `failed/`.
+"""The spool's directory: its lock and its files.
 
-    lock                              held by the broker that uses the directory
-    0000000000000007.spool            records; the highest number is being written
-    failed/0000000000000005-17.spool  a record that PostgreSQL refuses (17: its place in file 5)
-    failed/0000000000000005-17.error  why, as JSON
-    failed/….damaged                  bytes that are no record any more
+    lock                    held by the broker that uses the directory
+    0000000000000007.spool  records; the highest number is being written
+    failed/                 what can't be replayed (quarantine.py)
+
+What is replayed or set aside is passed over even where the disk doesn't take part (it has become
+read-only, or is too full for `failed/`): its file stays until it does, and is replayed again after
+a restart, which recognises what it has committed.
 
 Everything here blocks on the disk, and one call at a time is allowed: see writer.py.
 """
@@ -16,15 +18,14 @@ import fcntl
 import os
 from collections import deque
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 from attrs import define, field, frozen
 
 from queen_trio.errors import QueenError
 
+from .quarantine import Quarantine, SetAside, sync_directory
 from .records import (
     HEADER_BYTES,
     Damaged,
@@ -82,13 +83,17 @@ class PendingFile:
 
 @define(eq=False)
 class _File:
-    """One file of records; `taken` have been replayed or set aside, the counts are of the rest."""
+    """One file of records; `taken` have been replayed or set aside, the counts are of the rest.
+
+    `aside` is what has yet to get into `failed/` before the file may go.
+    """
 
     path: Path
     records: int = 0
     messages: int = 0
     bytes: int = 0
     taken: int = 0
+    aside: list[SetAside] = field(factory=list)
 
 
 @define(eq=False)
@@ -102,17 +107,18 @@ class SpoolDirectory:
     _descriptor: int = -1
     _next_number: int = 1
     _head: deque[SpoolRecord] = field(factory=deque)  # of the oldest file, what is left
-    quarantined: int = 0
-    quarantined_bytes: int = 0
+    _finished: deque[_File] = field(factory=deque)  # to be removed
+    quarantine: Quarantine = field(init=False)
+    trouble: str | None = None
+    """Why a finished file can't be removed."""
+
+    def __attrs_post_init__(self) -> None:
+        self.quarantine = Quarantine(self.path / "failed")
 
     @property
-    def failed(self) -> Path:
-        """Where records are set aside."""
-        return self.path / "failed"
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._files) or self._current is not None
+    def has_work(self) -> bool:
+        """Whether `peek` may find something, or something to tidy up."""
+        return bool(self._files or self._finished) or self._current is not None
 
     def pending(self) -> tuple[int, int, int]:
         """Records, messages and bytes that wait to be replayed."""
@@ -135,9 +141,8 @@ class SpoolDirectory:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _lock(self.path / "lock")
         try:
-            self.failed.mkdir(mode=0o700, exist_ok=True)
             with suppress(OSError):  # not ours, then, and not made just now
-                _sync_directory(self.path.parent)
+                sync_directory(self.path.parent)
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             os.fsync(lock)  # so that a full or read-only disk is found out at boot
@@ -164,12 +169,8 @@ class SpoolDirectory:
                 self._files.append(file)
             else:
                 path.unlink()
-        aside = list(self.failed.iterdir())
-        numbers += [_number(path) for path in aside]
+        numbers += [_number(path) for path in self.quarantine.open()]
         self._next_number = max(numbers) + 1
-        kept = [path for path in aside if path.suffix in (".spool", ".damaged")]
-        self.quarantined = len(kept)
-        self.quarantined_bytes = sum(path.stat().st_size for path in kept)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -179,16 +180,18 @@ class SpoolDirectory:
         Raises OSError; then what was written of them is cut off again.
         """
         file = self._current or self._start()
+        written = False
         try:
             _write(self._descriptor, data)
             os.fsync(self._descriptor)
-        except OSError:
-            # After a failed fsync nobody knows what is on the disk: this file gets nothing more.
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, file.bytes)
-                os.fsync(self._descriptor)
-            self.roll()
-            raise
+            written = True
+        finally:
+            if not written:
+                # After a failed fsync nobody knows what is on the disk: the file gets nothing more.
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, file.bytes)
+                    os.fsync(self._descriptor)
+                self.roll()
         file.records += records
         file.messages += messages
         file.bytes += len(data)
@@ -213,7 +216,7 @@ class SpoolDirectory:
         self._next_number += 1
         self._current = _File(path)
         try:
-            _sync_directory(self.path)
+            sync_directory(self.path)
         except OSError:
             self.roll()
             raise
@@ -224,8 +227,9 @@ class SpoolDirectory:
     def peek(self, most: int, most_bytes: int) -> list[SpoolRecord]:
         """Return the oldest records, `most` or `most_bytes` of one file, one at least; [] for none.
 
-        They stay until `advance` or `quarantine`.
+        They stay until `advance` or `set_aside`. Raises OSError.
         """
+        self._tidy()
         while not self._head:
             if not self._files:
                 self.roll()
@@ -233,7 +237,7 @@ class SpoolDirectory:
                 return []
             self._read(self._files[0])
             if not self._head:
-                self._remove_oldest()
+                self._finish_oldest()
         found: list[SpoolRecord] = []
         size = 0
         for record in self._head:
@@ -258,27 +262,24 @@ class SpoolDirectory:
             file.messages -= len(record.messages)
         taken = before - file.messages
         if not self._head:
-            self._remove_oldest()
+            self._finish_oldest()
         return taken
 
-    def quarantine(self, error: str, attempts: int) -> Path:
-        """Set the oldest record aside in `failed/`, with its error beside it; returns where."""
+    def set_aside(self, error: str, attempts: int) -> Path:
+        """Put the oldest record into `failed/`, with its error beside it; returns where."""
         file = self._files[0]
         record = self._head[0]
-        path = self._set_aside(
-            f"{file.path.stem}-{file.taken}",
-            ".spool",
-            encode(record),
-            {
-                "error": error,
-                "attempts": attempts,
-                "queue": record.queue,
-                "partition": record.partition,
-                "messages": len(record.messages),
-            },
-        )
+        report = {
+            "error": error,
+            "attempts": attempts,
+            "queue": record.queue,
+            "partition": record.partition,
+            "messages": len(record.messages),
+        }
+        aside = SetAside(f"{file.path.stem}-{file.taken}.spool", encode(record), report)
+        self._set_aside(file, aside)
         self.advance(1)
-        return path
+        return self.quarantine.path / aside.name
 
     def _read(self, file: _File) -> None:
         records: list[SpoolRecord] = []
@@ -295,26 +296,40 @@ class SpoolDirectory:
         file.messages = sum(len(record.messages) for record in records)
 
     def _keep_damaged(self, file: _File, found: Damaged) -> None:
-        name = f"{file.path.stem}-at-{found.offset}"
         report = {"error": "the bytes have changed on the disk", "offset": found.offset}
-        path = self._set_aside(name, ".damaged", found.data, report)
-        log.error("spool: damaged record set aside", file=str(file.path), kept=str(path))
+        name = f"{file.path.stem}-at-{found.offset}.damaged"
+        self._set_aside(file, SetAside(name, found.data, report))
+        log.error("spool: damaged record set aside", file=str(file.path), kept=name)
 
-    def _set_aside(self, name: str, suffix: str, data: bytes, report: dict[str, Any]) -> Path:
-        path = self.failed / f"{name}{suffix}"
-        known = path.exists()  # set aside before a crash that kept its file
-        report["quarantinedAt"] = datetime.now(UTC).isoformat()
-        _write_file(path.with_suffix(".error"), msgspec.json.encode(report))
-        _write_file(path, data)
-        _sync_directory(self.failed)
-        if not known:
-            self.quarantined += 1
-            self.quarantined_bytes += len(data)
-        return path
+    def _set_aside(self, file: _File, aside: SetAside) -> None:
+        """Put it into `failed/` now, or before its file is removed."""
+        try:
+            self.quarantine.add(aside)
+        except OSError:
+            file.aside.append(aside)  # `_tidy` says what is wrong, if it still is by then
 
-    def _remove_oldest(self) -> None:
-        self._files[0].path.unlink(missing_ok=True)
-        self._files.popleft()
+    def _finish_oldest(self) -> None:
+        self._finished.append(self._files.popleft())
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what is finished, as far as the disk allows it; says so once where it doesn't."""
+        while self._finished:
+            file = self._finished[0]
+            try:
+                while file.aside:
+                    self.quarantine.add(file.aside[0])
+                    del file.aside[0]
+                file.path.unlink(missing_ok=True)
+            except OSError as error:
+                if self.trouble is None:
+                    log.warning("spool: files that are done with stay", error=str(error))
+                self.trouble = str(error)
+                return
+            self._finished.popleft()
+        if self.trouble is not None:
+            log.info("spool: files that are done with are gone")
+            self.trouble = None
 
     # -- for operators -------------------------------------------------------------------------
 
@@ -324,19 +339,14 @@ class SpoolDirectory:
 
     def list_set_aside(self) -> list[Path]:
         """What is in `failed/`: records, and damaged bytes."""
-        return sorted(p for p in self.failed.iterdir() if p.suffix in (".spool", ".damaged"))
+        return self.quarantine.list_all()
 
     def requeue(self, path: Path) -> Path:
         """Move a quarantined record back, behind everything that waits; returns its new file."""
         target = self.path / f"{self._next_number:016}.spool"
         self._next_number += 1
-        path.rename(target)
-        path.with_suffix(".error").unlink(missing_ok=True)
-        _sync_directory(self.path)
-        _sync_directory(self.failed)
+        self.quarantine.move_out(path, target)
         self._files.append(_measure(target))
-        self.quarantined -= 1
-        self.quarantined_bytes -= self._files[-1].bytes
         return target
 
 
@@ -378,21 +388,3 @@ def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Write a whole file, on the disk before its name is: after a crash it is there or it isn't."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.rename(path)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -37,7 +38,8 @@ class Drain:
         """`replay` commits records in their order and returns how many of the first ones it has.
 
         It raises `DatabaseUnavailable` for what may succeed later, another `QueenError` for what
-        won't; then none of them is committed, or none that it won't recognise.
+        won't; then none of them is committed, or none that it won't recognise. Whatever else it
+        raises is a fault of ours, and may be one that this record alone brings out.
         """
         self._spool = spool
         self._replay = replay
@@ -49,7 +51,11 @@ class Drain:
         self._not_before = 0.0
 
     async def run(self) -> None:
-        """Replay until the spool is empty, paused, or the database can't; raises OSError."""
+        """Replay until the spool is empty, paused, or the database can't.
+
+        Raises OSError, and what `replay` shouldn't have raised: who runs jobs logs it, and waits
+        longer and longer before the next of the attempts.
+        """
         if trio.current_time() < self._not_before:
             return
         alone = 0  # so many records of a batch that was refused go one at a time
@@ -65,13 +71,15 @@ class Drain:
             except DatabaseUnavailable as error:
                 self._back_off(error)
                 return
-            except QueenError as error:
+            except Exception as error:  # an iteration's boundary: no record may block the others
                 if len(records) > 1:
                     alone = len(records)  # one of them; its neighbours go on
                     continue
                 await self._refused(records[0], error)
                 if self._refusals:
-                    return
+                    if isinstance(error, QueenError):
+                        return
+                    raise
                 committed = 1
             else:
                 self._replayed += sum(len(record.messages) for record in records[:committed])
@@ -85,11 +93,13 @@ class Drain:
         self._backoff = min(max(self._backoff * 2, BACKOFF_FIRST_SECONDS), BACKOFF_MAX_SECONDS)
         self._not_before = trio.current_time() + self._backoff
 
-    async def _refused(self, record: SpoolRecord, error: QueenError) -> None:
+    async def _refused(self, record: SpoolRecord, error: Exception) -> None:
+        """Note it; the last time, set the record aside and begin to count anew."""
         self._refusals += 1
         if self._refusals < ATTEMPTS:
             return
-        path = await self._spool.quarantine(str(error), self._refusals)
+        reason = str(error) if isinstance(error, QueenError) else _last_line(error)
+        path = await self._spool.quarantine(reason, self._refusals)
         self._refusals = 0
         log.error(
             "spool: record quarantined",
@@ -97,5 +107,10 @@ class Drain:
             partition=record.partition,
             messages=len(record.messages),
             file=str(path),
-            error=str(error),
+            error=reason,
         )
+
+
+def _last_line(error: Exception) -> str:
+    """What a traceback ends with."""
+    return format_exception_only(error)[-1].strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import structlog
 import trio
 from attrs import define
+
+from queen_trio.grace import Grace
 
 from .directory import SpoolDirectory, SpoolInUse, SpoolStatistics
 from .records import SpoolRecord, encode
@@ -26,6 +29,8 @@ LOCK_PATIENCE_SECONDS: Final = 1.0
 LOCK_POLL_SECONDS: Final = 0.02
 # One step of the replay reads no more than this at once.
 PEEK_BYTES: Final = 16 * 1024 * 1024
+# What is answered unless we know better: the writer died of a fault of its own, or was given up.
+_UNWRITTEN: Final = "the spool can't be written"
 
 
 @define(eq=False)
@@ -35,7 +40,7 @@ class _Submission:
     data: bytes
     messages: int
     done: bool = False
-    error: str | None = None
+    error: str | None = _UNWRITTEN
 
 
 class Spool:
@@ -45,9 +50,11 @@ class Spool:
     been submitted by then, so one fsync serves many pushes.
     """
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    def __init__(self, directory: Path, max_bytes: int, grace: Grace | None = None) -> None:
+        """`grace` limits how long a disk that hangs is waited for: without one, for ever."""
         self._directory = SpoolDirectory(directory)
         self._max_bytes = max_bytes
+        self._grace = grace or Grace()
         self._disk = trio.Lock()
         self._submitted: list[_Submission] = []
         self._trouble: str | None = "it was never opened"
@@ -63,10 +70,15 @@ class Spool:
         self._submitted += mine
         async with self._disk:
             if not mine[-1].done:
-                batch = self._submitted.copy()  # who is cancelled before it starts takes none
-                trouble = await trio.to_thread.run_sync(self._write, batch)
-                del self._submitted[: len(batch)]
-                self._note(batch, trouble)
+                # Who is cancelled before it starts takes none: they are written by the next.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                batch = self._submitted.copy()
+                trouble: str | None = _UNWRITTEN
+                try:
+                    trouble = await self._grace.run_sync(partial(self._write, batch))
+                finally:  # whatever happens, nobody waits for an answer or is written twice
+                    del self._submitted[: len(batch)]
+                    self._note(batch, trouble)
         return [submission.error for submission in mine]
 
     async def peek(self, most: int) -> list[SpoolRecord]:
@@ -74,23 +86,24 @@ class Spool:
 
         Raises OSError.
         """
-        if not self._directory.has_pending:
+        if not self._directory.has_work:
             return []
         return await self._on_disk(partial(self._directory.peek, most, PEEK_BYTES))
 
     async def advance(self, count: int) -> None:
-        """Forget the oldest records, which are committed; raises OSError."""
+        """Forget the oldest records, which are committed."""
         self._replayed += await self._on_disk(partial(self._directory.advance, count))
-        self._trouble = None
+        if not self._directory.has_work:  # the last file could be removed
+            self._trouble = None
 
     async def quarantine(self, error: str, attempts: int) -> Path:
         """Set the oldest record aside for an operator to look at; returns its file."""
-        return await self._on_disk(partial(self._directory.quarantine, error, attempts))
+        return await self._on_disk(partial(self._directory.set_aside, error, attempts))
 
     def statistics(self) -> SpoolStatistics:
         records, messages, size = self._directory.pending()
-        aside = self._directory.quarantined_bytes
-        trouble = self._trouble
+        aside = self._directory.quarantine.bytes
+        trouble = self._trouble or self._directory.trouble
         if self._full_at is not None and size + aside >= self._full_at:
             trouble = trouble or _full(self._max_bytes)
         return SpoolStatistics(
@@ -100,7 +113,7 @@ class Spool:
             records,
             messages,
             size,
-            self._directory.quarantined,
+            self._directory.quarantine.records,
             aside,
             self._spooled,
             self._replayed,
@@ -127,7 +140,7 @@ class Spool:
         else:
             self._trouble = None
             _, messages, _ = self._directory.pending()
-            aside = self._directory.quarantined
+            aside = self._directory.quarantine.records
             if messages or aside:
                 log.info("spool holds messages", pending=messages, quarantined_records=aside)
 
@@ -137,14 +150,14 @@ class Spool:
 
     async def _on_disk(self, call: Callable[[], T]) -> T:
         async with self._disk:
-            return await trio.to_thread.run_sync(call)
+            return await self._grace.run_sync(call)
 
     def _write(self, batch: list[_Submission]) -> str | None:
         """Write what there is room for, in a thread; returns what is wrong with the disk."""
         fitting: list[_Submission] = []
         try:
             self._directory.open()
-            room = self._max_bytes - self._directory.quarantined_bytes
+            room = self._max_bytes - self._directory.quarantine.bytes
             room -= self._directory.pending()[2]
             for submission in batch:
                 if len(submission.data) > room:
@@ -160,8 +173,11 @@ class Spool:
                 )
         except (OSError, SpoolInUse) as error:
             for submission in batch:
-                submission.error = submission.error or f"the spool can't be written: {error}"
+                if submission.error is _UNWRITTEN:
+                    submission.error = f"{_UNWRITTEN}: {error}"
             return str(error)
+        for submission in fitting:
+            submission.error = None
         return None
 
     def _note(self, batch: list[_Submission], trouble: str | None) -> None:
@@ -181,7 +197,7 @@ class Spool:
         if trouble is None and any(submission.error for submission in batch):
             if self._full_at is None:
                 log.error("spool full", bytes=size, max_bytes=self._max_bytes)
-            self._full_at = size + self._directory.quarantined_bytes
+            self._full_at = size + self._directory.quarantine.bytes
         else:
             self._full_at = None
 
@@ -191,16 +207,22 @@ def _full(max_bytes: int) -> str:
 
 
 @asynccontextmanager
-async def open_spool(directory: Path, max_bytes: int) -> AsyncIterator[Spool]:
+async def open_spool(
+    directory: Path, max_bytes: int, grace: Grace | None = None
+) -> AsyncIterator[Spool]:
     """A spool on `directory`, locked for the block's time.
 
     Raises `SpoolInUse` where another broker has it. A disk that can't be written to is a warning,
-    and tried again with every push that needs it.
+    and tried again with every push that needs it. One that hangs is waited for up to the limit of
+    `grace`, leaving the block included.
     """
-    spool = Spool(directory, max_bytes)
+    grace = grace or Grace()
+    spool = Spool(directory, max_bytes, grace)
     await spool.open()
     try:
         yield spool
     finally:
-        with trio.CancelScope(shield=True):  # bounded by one fsync
+        with grace.shield(math.inf) as patience:
             await spool.close()
+        if patience.cancelled_caught:
+            log.error("spool not closed: its disk doesn't answer", directory=str(directory))

@@ -18,11 +18,10 @@ import itertools
 import select
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakSet
 
 import psycopg
 import trio
-from attrs import field, frozen, mutable
+from attrs import field, frozen
 from psycopg import generators, pq
 from psycopg.adapt import Transformer
 from psycopg.conninfo import make_conninfo
@@ -30,6 +29,7 @@ from psycopg.errors import OperationalError, QueryCanceled, _WaitTimeout, error_
 from psycopg.waiting import Ready, Wait
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.grace import Grace
 from queen_trio.store.settings import ConnectionSettings
 from queen_trio.store.sqlstate import (
     LOST_PREPARED_STATEMENT,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConnectionSettings",
-    "Grace",
     "Statement",
     "StatementLost",
     "TrioConnection",
@@ -88,33 +87,6 @@ class Statement:
     sql: str = field(repr=False)
     lane: Lane | None = field(default=None, eq=False, repr=False)
     """Where it competes with other writes; None for what only reads."""
-
-
-@mutable(eq=False)
-class Grace:
-    """How long shields may last; one per pool, so that shutdown shortens them all (spec 8.20)."""
-
-    seconds: float
-    _until: float = float("inf")
-    _scopes: WeakSet[trio.CancelScope] = field(factory=WeakSet)
-
-    def limit(self, until: float) -> None:
-        """End every shield, present and future, by `until` (Trio's clock)."""
-        self._until = min(self._until, until)
-        for scope in self._scopes:
-            scope.deadline = min(scope.deadline, self._until)
-
-    def deadline(self, seconds: float | None = None) -> float:
-        """Return when a shield that starts now and asks for `seconds` (GRACE) must end."""
-        return min(
-            trio.current_time() + (self.seconds if seconds is None else seconds), self._until
-        )
-
-    def shield(self, seconds: float | None = None) -> trio.CancelScope:
-        """Return a scope that shields from cancellation for `seconds`, GRACE by default."""
-        scope = trio.CancelScope(shield=True, deadline=self.deadline(seconds))
-        self._scopes.add(scope)
-        return scope
 
 
 @frozen

@@ -25,8 +25,9 @@ import trio
 from attrs import field, frozen, mutable
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.grace import Grace
 from queen_trio.model.admission import Lane
-from queen_trio.store.connection import Grace, Statement, StatementLost, TrioConnection, connect
+from queen_trio.store.connection import Statement, StatementLost, TrioConnection, connect
 from queen_trio.store.sqlstate import TOO_MANY_CONNECTIONS
 
 if TYPE_CHECKING:

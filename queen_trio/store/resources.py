@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from queen_trio.model.admission import Lane
 
 from .connection import Statement
+from .pool import ACQUIRE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,10 +179,25 @@ class ResourceStore:
         queues: Sequence[str],
         pushed: Sequence[int],
         popped: Sequence[int],
+        *,
+        within_seconds: float | None = None,
     ) -> None:
-        """Add counters (a JSON object by column) and messages by queue to the current minute."""
+        """Add counters (a JSON object by column) and messages by queue to the current minute.
+
+        With `within_seconds` neither the wait for a connection nor the statement takes longer, and
+        a database that can't be reached isn't waited for.
+        """
         await self._pool.fetch(
-            _RECORD_TRAFFIC, self._tenant, server_id, counters, queues, pushed, popped
+            _RECORD_TRAFFIC,
+            self._tenant,
+            server_id,
+            counters,
+            queues,
+            pushed,
+            popped,
+            deadline_seconds=ACQUIRE_SECONDS if within_seconds is None else within_seconds,
+            statement_seconds=within_seconds,
+            impatient=within_seconds is not None,
         )
 
     async def record_lag(self) -> int:

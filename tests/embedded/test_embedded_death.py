@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from queen_trio.embedded import EmbeddedError, open_embedded, server, supervisor
+from queen_trio.grace import Grace
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
 
@@ -172,5 +173,20 @@ async def test_a_server_that_does_not_stop_is_killed_and_loses_nothing(
         pid = embedded.pid
         os.kill(pid, signal.SIGSTOP)
     assert gone(pid)
+    async with open_embedded(place / "data") as embedded:
+        assert sql(embedded, "select answer from kept") == [(42,)]
+
+
+async def test_the_end_of_a_shutdown_kills_a_server_that_does_not_stop(place, gone, sql):
+    grace = Grace()
+    async with open_embedded(place / "data", grace=grace) as embedded:
+        sql(embedded, "create table kept as select 42 as answer")
+        processes = [psutil.Process(embedded.pid), *psutil.Process(embedded.pid).children()]
+        for process in processes:
+            process.suspend()
+        limit = trio.current_time() + 0.2
+        grace.limit(limit)
+    assert trio.current_time() < limit + 4, "far from the 10 s it has otherwise"
+    assert all(gone(process.pid) for process in processes)
     async with open_embedded(place / "data") as embedded:
         assert sql(embedded, "select answer from kept") == [(42,)]

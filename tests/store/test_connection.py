@@ -17,13 +17,8 @@ import trio
 from attrs import evolve
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
-from queen_trio.store.connection import (
-    Grace,
-    Statement,
-    StatementLost,
-    TrioConnection,
-    connect,
-)
+from queen_trio.grace import Grace
+from queen_trio.store.connection import Statement, StatementLost, TrioConnection, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -6,18 +6,22 @@ import json
 import os
 import resource
 import sys
-from typing import TYPE_CHECKING
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.grace import Grace
 from queen_trio.spool import Drain, Spool, SpoolInUse, SpoolRecord, open_spool
 from queen_trio.spool import directory as spool_directory
 from queen_trio.spool.records import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 PLENTY = 1 << 30
@@ -303,6 +307,148 @@ async def test_a_crash_after_setting_aside_sets_aside_once(tmp_path: Path) -> No
             assert spool.statistics().quarantined == 1
 
 
+async def test_a_fault_of_ours_blocks_no_record_behind_it(tmp_path: Path) -> None:
+    """It is told to whoever runs the job each time, and set aside in the end as if refused."""
+    database = Database()
+
+    async def replay(records: Sequence[SpoolRecord]) -> int:
+        if 2 in numbers(records):
+            raise ZeroDivisionError("a fault\nthat nobody foresaw")
+        return await database.replay(records)
+
+    async with open_spool(tmp_path, PLENTY) as spool:
+        drain = Drain(spool, replay, lambda: False, 4)
+        await spool.append([record(n) for n in range(6)])
+        for _ in range(4):
+            with pytest.raises(ZeroDivisionError):
+                await drain.run()
+            assert spool.statistics().quarantined == 0
+        await drain.run()
+        assert database.taken == [0, 1, 3, 4, 5]
+        assert spool.statistics().quarantined == 1
+        assert spool.statistics().pending_records == 0
+    [kept] = (tmp_path / "failed").glob("*.spool")
+    assert kept.read_bytes() == encode(record(2))
+    report = json.loads(kept.with_suffix(".error").read_text())
+    assert report["error"] == "ZeroDivisionError: a fault\nthat nobody foresaw"
+
+
+async def test_a_fault_of_ours_answers_all_who_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote for all of them gets the fault itself."""
+    answers: list[str | None] = []
+    faults: list[BaseException] = []
+
+    async def append(spool: Spool, n: int) -> None:
+        try:
+            answers.extend(await spool.append([record(n)]))
+        except ZeroDivisionError as fault:
+            faults.append(fault)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with open_spool(tmp_path, PLENTY) as spool:
+        with monkeypatch.context() as patch, trio.fail_after(10):
+            patch.setattr(spool_directory, "_write", broken)
+            async with trio.open_nursery() as nursery:
+                for n in range(20):
+                    nursery.start_soon(append, spool, n)
+        assert len(faults) + len(answers) == 20
+        assert faults
+        assert all(answer is not None and "can't be written" in answer for answer in answers)
+        assert spool.statistics().refused_messages == 20
+        assert not spool.statistics().healthy
+        assert await spool.append([record(99)]) == [None]
+        assert spool.statistics().healthy
+        assert await take_all(spool) == [99]
+
+
+# -- a disk that takes no part ---------------------------------------------------------------------
+
+
+@contextmanager
+def irremovable(path: Path) -> Iterator[None]:
+    """A name that can't be unlinked for the block's time, not even by root."""
+    path.rename(path.with_suffix(".kept"))
+    path.mkdir()
+    yield
+    path.rmdir()
+    path.with_suffix(".kept").rename(path)
+
+
+async def test_a_replayed_file_that_stays_is_replayed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind it go on, it is said once, and it goes when the disk allows it again."""
+    monkeypatch.setattr(spool_directory, "FILE_BYTES", 2 * len(encode(record(0))))
+    said: list[str] = []
+    monkeypatch.setattr(
+        spool_directory,
+        "log",
+        structlog.wrap_logger(None, processors=[lambda _l, _m, event: _keep(said, event)]),
+    )
+    database = Database()
+    async with open_spool(tmp_path, PLENTY) as spool:
+        drain = Drain(spool, database.replay, lambda: False, 3)
+        for n in range(4):
+            await spool.append([record(n)])
+        first, second = files(tmp_path)
+        await spool.peek(1)  # its records are in memory
+        with irremovable(tmp_path / first):
+            for _ in range(3):
+                await drain.run()
+            assert database.taken == [0, 1, 2, 3]
+            assert spool.statistics().pending_messages == 0
+            assert spool.statistics().pending_bytes == 0
+            assert spool.statistics().replayed_messages == 4
+            assert "directory" in str(spool.statistics().trouble)
+            assert said == ["spool: files that are done with stay"]
+            assert await spool.append([record(4)]) == [None]
+            await drain.run()
+            assert database.taken == [0, 1, 2, 3, 4]
+        await drain.run()
+        assert files(tmp_path) == []
+        assert spool.statistics().healthy
+        assert said[1:] == ["spool: files that are done with are gone"]
+    assert second not in files(tmp_path)
+
+
+def _keep(said: list[str], event: Any) -> Any:
+    said.append(event["event"])
+    raise structlog.DropEvent
+
+
+async def test_a_record_that_cannot_be_set_aside_keeps_its_file(tmp_path: Path) -> None:
+    """It blocks none of those behind it meanwhile, which may be what makes room for it."""
+    database = Database()
+    database.refuses = {1}
+    async with open_spool(tmp_path, PLENTY) as spool:
+        await spool.append([record(n) for n in range(3)])
+        (tmp_path / "failed").rmdir()
+        drain = Drain(spool, database.replay, lambda: False, 3)
+        for _ in range(6):
+            await drain.run()
+        assert database.taken == [0, 2]
+        assert (spool.statistics().pending_records, spool.statistics().quarantined) == (0, 0)
+        assert not spool.statistics().healthy
+    async with open_spool(tmp_path, PLENTY) as spool:  # after a crash it is all there
+        assert numbers(await spool.peek(10)) == [0, 1, 2]
+        (tmp_path / "failed").rmdir()
+        await spool.advance(1)
+        await spool.quarantine("no", 5)
+        await spool.advance(1)
+        assert files(tmp_path) != []
+        (tmp_path / "failed").mkdir()
+        assert await spool.peek(10) == []
+        assert files(tmp_path) == []
+        assert spool.statistics().quarantined == 1
+        assert spool.statistics().healthy
+    [kept] = (tmp_path / "failed").glob("*.spool")
+    assert kept.read_bytes() == encode(record(1))
+
+
 async def test_damage_that_cannot_be_set_aside_keeps_the_file(tmp_path: Path) -> None:
     """Neither it nor what is around it may get lost meanwhile."""
     async with open_spool(tmp_path, PLENTY) as spool:
@@ -313,9 +459,42 @@ async def test_damage_that_cannot_be_set_aside_keeps_the_file(tmp_path: Path) ->
     (tmp_path / name).write_bytes(data)
     async with open_spool(tmp_path, PLENTY) as spool:
         (tmp_path / "failed").rmdir()
-        for _ in range(2):
-            with pytest.raises(FileNotFoundError):
-                await spool.peek(10)
-        (tmp_path / "failed").mkdir()
         assert await take_all(spool) == [0, 2]
+        assert (tmp_path / name).read_bytes() == data
+        assert spool.statistics().quarantined == 0
+        (tmp_path / "failed").mkdir()
+        assert await take_all(spool) == []
+        assert files(tmp_path) == []
         assert spool.statistics().quarantined == 1
+
+
+async def test_a_disk_that_hangs_is_left_behind_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shutdown neither waits for it for ever nor says that something was spooled."""
+    hanging, released = threading.Event(), threading.Event()
+
+    def hang(_descriptor: int) -> None:
+        hanging.set()
+        released.wait()
+
+    grace = Grace()
+    answers: list[str | None] = []
+
+    async def append(spool: Spool) -> None:
+        answers.extend(await spool.append([record(0)]))
+
+    try:
+        with trio.fail_after(10), trio.CancelScope() as process:
+            async with open_spool(tmp_path, PLENTY, grace) as spool, trio.open_nursery() as pushes:
+                monkeypatch.setattr(os, "fsync", hang)
+                pushes.start_soon(append, spool)
+                while not hanging.is_set():  # noqa: ASYNC110 - a thread
+                    await trio.sleep(0.001)
+                pushes.start_soon(append, spool)
+                process.deadline = trio.current_time() + 0.05
+                grace.limit(process.deadline)
+        assert process.cancelled_caught
+        assert answers == []
+    finally:
+        released.set()
