@@ -6,25 +6,21 @@ no order inside those intervals could explain, so that what it refuses is a faul
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from enum import Enum
-from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from attrs import define, frozen
+from attrs import frozen
 
-from tests.chaos.history import Ack, Claim, Extension, Kind, Place, Push, Status, Verb
+from tests.chaos.history import Kind, Letter, Outcome, Place, Push, Status, Verb
+from tests.chaos.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tests.chaos.history import History
+    from tests.chaos.history import Ack, History, Transaction
 
 NEVER = float("-inf")
-FOREVER = float("inf")
-# PostgreSQL's wall clock, which leases are measured by, against our monotonic one.
-CLOCK_SECONDS = 0.05
 
 COMMITTED = (Status.QUEUED, Status.DUPLICATE)
 ACCEPTED = (*COMMITTED, Status.BUFFERED)
@@ -41,6 +37,7 @@ class Rule(Enum):
     STORED_TWICE = "a transactionId is stored once in its partition"
     INVENTED = "only what was pushed is stored"
     FALSE_ANSWER = "queued once, duplicate only of an earlier push, always under one message id"
+    NAMED_TWICE = "a message id is that of one message"
     PUSH_ORDER = "what was committed first is stored first; a request keeps its order"
     BUFFERED_ORDER = "what one broker buffered first is stored first"
     UNDELIVERED = "every group gets everything"
@@ -49,6 +46,9 @@ class Rule(Enum):
     REDELIVERED = "what wasn't acked comes again only after its lease ran out or a nack"
     TWO_LEASES = "a group has one live lease in a partition"
     ATTEMPT = "a redelivery says so"
+    REPLAYED = "after a seek a group gets everything from there on again"
+    ATOMIC = "a transaction happens whole or not at all"
+    LETTER = "what is given up is a dead letter, until it is moved back"
 
 
 @frozen
@@ -62,17 +62,24 @@ class Violation:
         return f"{self.rule.name}: {self.what}"
 
 
-def check(history: History, stored: Mapping[Place, Sequence[str]]) -> list[Violation]:
-    """Return what is wrong; `stored` has each partition's transactionIds in the log's order."""
+def check(
+    history: History, stored: Mapping[Place, Sequence[str]], letters: Mapping[str, Letter]
+) -> list[Violation]:
+    """Return what is wrong; `stored` has each partition's transactionIds in the log's order.
+
+    `letters` are the dead letters that there are in the end.
+    """
     found: list[Violation] = []
-    for rule, texts in _rules(history, stored):
+    for rule, texts in _rules(history, stored, letters):
         found += [Violation(rule, text) for text in texts]
     return found
 
 
 def _rules(
-    history: History, stored: Mapping[Place, Sequence[str]]
+    history: History, stored: Mapping[Place, Sequence[str]], letters: Mapping[str, Letter]
 ) -> Iterator[tuple[Rule, Iterator[str]]]:
+    sets = {place: set(log) for place, log in stored.items()}
+    acks = _done(history, sets)
     attempts: dict[Place, dict[str, list[Push]]] = defaultdict(lambda: defaultdict(list))
     for push in history.pushes:
         attempts[push.place][push.transaction_id].append(push)
@@ -86,14 +93,19 @@ def _rules(
         yield Rule.BUFFERED_ORDER, _buffered_order(pushed, log, breaks)
         offsets = {transaction_id: offset for offset, transaction_id in enumerate(log)}
         for group in sorted(history.groups):
-            view = _View.of(history, group, place, offsets)
+            view = View.of(history, acks, group, place, offsets)
             yield Rule.UNDELIVERED, view.undelivered(log)
             yield Rule.SKIPPED, view.skipped()
             yield Rule.ACKED_AGAIN, view.acked_again()
             yield Rule.REDELIVERED, view.redelivered()
             yield Rule.TWO_LEASES, view.two_leases()
             yield Rule.ATTEMPT, view.unsaid_redeliveries()
-    yield Rule.FALSE_ANSWER, _false_answers(history, attempts)
+            yield Rule.REPLAYED, view.not_replayed(log)
+    names = _names(history, attempts)
+    yield Rule.FALSE_ANSWER, _false_answers(attempts, names)
+    yield Rule.NAMED_TWICE, _named_twice(names)
+    yield Rule.ATOMIC, _half_done(history, sets)
+    yield Rule.LETTER, _misfiled(history, acks, sets, letters)
 
 
 # -- what pushes were answered and what is stored --------------------------------------------------
@@ -115,29 +127,52 @@ def _stored_twice(log: Sequence[str]) -> Iterator[str]:
         seen.add(transaction_id)
 
 
-def _false_answers(
-    history: History, attempts: Mapping[Place, Mapping[str, list[Push]]]
-) -> Iterator[str]:
-    names: dict[tuple[Place, str], set[str]] = defaultdict(set)
+Names = dict[tuple[Place, str], set[str]]
+"""The message ids that were told of a message."""
+
+
+def _names(history: History, attempts: Mapping[Place, Mapping[str, list[Push]]]) -> Names:
+    names: Names = defaultdict(set)
     for place, pushed in attempts.items():
         for transaction_id, pushes in pushed.items():
+            for push in pushes:
+                # One that is buffered may turn out to be a duplicate, unless it is the only one.
+                kept = push.status is Status.BUFFERED and len(pushes) == 1
+                if (kept or push.status in COMMITTED) and push.message_id is not None:
+                    names[place, transaction_id].add(push.message_id)
+    for claim in history.claims:
+        for transaction_id, name in zip(claim.transaction_ids, claim.message_ids, strict=True):
+            names[claim.place, transaction_id].add(name)
+    return names
+
+
+def _false_answers(
+    attempts: Mapping[Place, Mapping[str, list[Push]]], names: Names
+) -> Iterator[str]:
+    for pushed in attempts.values():
+        for pushes in pushed.values():
             queued = [push for push in pushes if push.status is Status.QUEUED]
             if len(queued) > 1:
                 yield f"queued twice: {queued[0]} and {queued[1]}"
             for push in pushes:
-                if push.status in COMMITTED and push.message_id is not None:
-                    names[place, transaction_id].add(push.message_id)
                 if push.status is Status.DUPLICATE:
                     assert push.answered is not None
                     until = push.answered
                     if not any(o is not push and o.sent < until for o in pushes):
                         yield f"of nothing: {push}"
-    for claim in history.claims:
-        for transaction_id, name in zip(claim.transaction_ids, claim.message_ids, strict=True):
-            names[claim.place, transaction_id].add(name)
     for (place, transaction_id), ids in names.items():
         if len(ids) > 1:
             yield f"{transaction_id} in {place} has the message ids {sorted(ids)}"
+
+
+def _named_twice(names: Names) -> Iterator[str]:
+    bearers: dict[str, list[tuple[Place, str]]] = defaultdict(list)
+    for message, ids in names.items():
+        for name in ids:
+            bearers[name].append(message)
+    for name, messages in bearers.items():
+        if len(messages) > 1:
+            yield f"{name}: {messages}"
 
 
 def _push_order(pushed: Mapping[str, list[Push]], log: Sequence[str]) -> Iterator[str]:
@@ -182,164 +217,49 @@ def _buffered_order(
             begun[push.broker] = push.sent, str(push)
 
 
-# -- what one group got of one partition -----------------------------------------------------------
+# -- transactions and dead letters -----------------------------------------------------------------
 
 
-@define
-class _Lease:
-    """A claim and the earliest moments at which it can have ended."""
-
-    claim: Claim
-    first: int
-    last: int
-    open_until: float
-    """When it can have run out or been given back: the next claim may have the same messages."""
-    alive_until: float
-    """The same, or completed: somebody else may have the next messages."""
+def _done(history: History, log: Mapping[Place, set[str]]) -> list[Ack]:
+    """The acks that may have been done: of a transaction only if anything else of it was."""
+    happened = {
+        attempt.number
+        for attempt in history.transactions
+        if any(t in log.get(place, ()) for place, t in attempt.pushed)
+    }
+    return [a for a in history.acks if a.transaction is None or a.transaction in happened]
 
 
-def _lease(
-    claim: Claim, offsets: list[int], acks: Sequence[Ack], extensions: Sequence[Extension]
-) -> _Lease:
-    runs_out = [claim.sent + claim.lease_seconds, *(e.sent + e.seconds for e in extensions)]
-    nacked = completed = FOREVER
+def _half_done(history: History, log: Mapping[Place, set[str]]) -> Iterator[str]:
+    attempts: dict[int, list[Transaction]] = defaultdict(list)
+    for attempt in history.transactions:
+        attempts[attempt.number].append(attempt)
+    for number, tries in attempts.items():
+        pushed = tries[0].pushed
+        there = [t for place, t in pushed if t in log.get(place, ())]
+        if there and len(there) < len(pushed):
+            yield f"transaction {number} pushed {pushed}, of which only {there} is stored"
+        if there and all(attempt.outcome is Outcome.REFUSED for attempt in tries):
+            yield f"refused, and stored all the same: {tries[-1]}"
+
+
+def _misfiled(
+    history: History,
+    acks: Sequence[Ack],
+    log: Mapping[Place, set[str]],
+    letters: Mapping[str, Letter],
+) -> Iterator[str]:
+    filed, moved = set(letters.values()), set(history.moves.values())
+    nacked: set[Letter] = set()
     for ack in acks:
         for said in ack.said:
-            if said.verb is not Verb.COMPLETED:
-                nacked = min(nacked, ack.sent)
-            elif said.transaction_id == claim.transaction_ids[-1]:
-                completed = min(completed, ack.sent)
-    ends = min(max(runs_out) - CLOCK_SECONDS, nacked)
-    return _Lease(claim, offsets[0], offsets[-1], ends, min(ends, completed))
-
-
-@define
-class _View:
-    """What one group saw of one partition, with offsets; leases are in the order of receipt."""
-
-    leases: list[_Lease]
-    gaps: list[str]
-    said: list[tuple[float, int]]
-    """When an ack was sent, and how far it can have moved the cursor since the beginning."""
-    agreed: list[tuple[float, int]]
-    """When an ack was answered, and how far the cursor is at least."""
-    crashes: list[tuple[float, float]]
-    horizon: float
-    """How long after its receipt a claim can matter to another one."""
-
-    @classmethod
-    def of(cls, history: History, group: str, place: Place, offsets: Mapping[str, int]) -> _View:
-        here = (group, place)
-        acks = [ack for ack in history.acks if (ack.group, ack.place) == here]
-        extensions = defaultdict(list)
-        for extension in history.extensions:
-            extensions[extension.lease].append(extension)
-        acks_of = defaultdict(list)
-        for ack in acks:
-            acks_of[ack.lease].append(ack)
-        leases: list[_Lease] = []
-        gaps: list[str] = []
-        for claim in sorted(history.claims, key=lambda claim: claim.received):
-            if (claim.group, claim.place) != here:
-                continue
-            got = [offsets[t] for t in claim.transaction_ids if t in offsets]
-            if len(got) < len(claim.transaction_ids):
-                gaps.append(f"not in the log: {claim}")
-                continue
-            if any(b != a + 1 for a, b in pairwise(got)):
-                gaps.append(f"offsets {got}: {claim}")
-            leases.append(_lease(claim, got, acks_of[claim.lease], extensions[claim.lease]))
-        said_at = [
-            (ack.sent, offsets[said.transaction_id])
-            for ack in acks
-            for said in ack.said
-            if said.verb is not Verb.RETRY and said.transaction_id in offsets
-        ]
-        agreed_at = [
-            (ack.answered, offsets[said.transaction_id])
-            for ack in acks
-            if ack.answered is not None
-            for said in ack.said
-            if said.verb is Verb.COMPLETED and said.success and said.transaction_id in offsets
-        ]
-        # An asynchronous commit, as a claim is, may be lost with the server; restarts lose nothing.
-        crashes = [(b.began, b.ended) for b in history.blows if b.kind is Kind.POSTGRES_KILL]
-        horizon = max((lease.open_until - lease.claim.received for lease in leases), default=0.0)
-        return cls(leases, gaps, _highest(said_at), _highest(agreed_at), crashes, horizon)
-
-    def undelivered(self, log: Sequence[str]) -> Iterator[str]:
-        got = {t for lease in self.leases for t in lease.claim.transaction_ids}
-        missing = [t for t in log if t not in got]
-        if missing:
-            yield f"{len(missing)} messages, {missing[:5]}"
-
-    def skipped(self) -> Iterator[str]:
-        yield from self.gaps
-        for lease in self.leases:
-            reached = _at(self.said, lease.claim.received)
-            if lease.first > reached + 1:
-                yield f"offset {lease.first}, the cursor at {reached} at most: {lease.claim}"
-
-    def acked_again(self) -> Iterator[str]:
-        for lease in self.leases:
-            reached = _at(self.agreed, lease.claim.sent)
-            if lease.first <= reached:
-                yield f"offset {lease.first}, the cursor at {reached} at least: {lease.claim}"
-
-    def redelivered(self) -> Iterator[str]:
-        for one, other in self._pairs():
-            if (
-                one.first <= other.last
-                and other.first <= one.last
-                and one.claim.received < other.open_until
-                and other.claim.received < one.open_until
-            ):
-                yield f"{other.claim} after {one.claim}"
-
-    def two_leases(self) -> Iterator[str]:
-        for one, other in self._pairs():
-            if one.claim.received < other.alive_until and other.claim.received < one.alive_until:
-                yield f"{other.claim} beside {one.claim}"
-
-    def unsaid_redeliveries(self) -> Iterator[str]:
-        # Attempts are counted for a batch, until one is completed: only the last claim tells.
-        for one, other in pairwise(self.leases):
-            if (
-                other.claim.attempt < 2
-                and other.first <= one.last
-                and one.claim.received < other.claim.sent
-                and not self._crashed(one.claim.sent, other.claim.received)
-            ):
-                yield f"attempt {other.claim.attempt}: {other.claim} after {one.claim}"
-
-    def _pairs(self) -> Iterator[tuple[_Lease, _Lease]]:
-        """Pairs of leases near enough to matter, without a crash that may have lost the first."""
-        for at, other in enumerate(self.leases):
-            for before in range(at - 1, -1, -1):
-                one = self.leases[before]
-                if one.claim.received + self.horizon < other.claim.received:
-                    break
-                since = min(one.claim.sent, other.claim.sent)
-                if one.claim.lease != other.claim.lease and not self._crashed(
-                    since, other.claim.received
-                ):
-                    yield one, other
-
-    def _crashed(self, since: float, until: float) -> bool:
-        return any(since <= ended and began <= until for began, ended in self.crashes)
-
-
-def _highest(moves: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """The moments at which the highest offset so far rose."""
-    rises: list[tuple[float, int]] = []
-    for when, group in groupby(sorted(moves), key=lambda move: move[0]):
-        offset = max(offset for _, offset in group)
-        if not rises or offset > rises[-1][1]:
-            rises.append((when, offset))
-    return rises
-
-
-def _at(rises: list[tuple[float, int]], when: float) -> int:
-    """The highest offset before that moment, or -1."""
-    index = bisect_left(rises, (when, -1))
-    return rises[index - 1][1] if index else -1
+            letter = Letter(ack.group, ack.place, said.transaction_id)
+            if said.verb in (Verb.DLQ, Verb.FAILED):
+                nacked.add(letter)
+            if said.dead and letter not in filed | moved:
+                yield f"said to be a dead letter, and isn't: {letter}"
+    for letter in filed - nacked:
+        yield f"nobody gave it up: {letter}"
+    for name, letter in history.moves.items():
+        if (name in letters) == (f"dlq:{name}" in log.get(letter.place, ())):
+            yield f"{name} is {'still' if name in letters else 'neither'} there and moved: {letter}"

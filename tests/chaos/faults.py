@@ -1,7 +1,8 @@
 """Faults drawn from a seed, and how each is done to a rig.
 
-Two lanes of them run beside each other, one against PostgreSQL and the way to it, one against
-brokers and their mesh: a broker may die, start or drain while its database is away.
+Three lanes of them run beside each other: one against PostgreSQL and the way to it, one against
+brokers, their mesh and their disk, one inside brokers. So a broker may die, start or drain while
+its database is away, and a part of it crash while it does.
 """
 
 from __future__ import annotations
@@ -33,8 +34,25 @@ LANES = (
         Kind.BACKENDS_TERMINATED,
         Kind.DATABASE_CUT,
     ),
-    (Kind.BROKER_KILL, Kind.BROKER_STOP, Kind.MESH_CUT, Kind.MESH_STALL, Kind.MAINTENANCE),
+    (
+        Kind.BROKER_KILL,
+        Kind.BROKER_STOP,
+        Kind.HTTP_CRASH,
+        Kind.MESH_CUT,
+        Kind.MESH_STALL,
+        Kind.MAINTENANCE,
+        Kind.DISK_FULL,
+    ),
+    (Kind.MESH_CRASH, Kind.JOBS_CRASH, Kind.JOB_CRASH, Kind.CLOCK_JUMP),
 )
+# Jobs that wait for something in every iteration, or often enough.
+JOBS = ("retention", "metrics", "lag", "backlog", "dead letters", "reconcile", "spool drain")
+# At which of its awaits something crashes, at most: about as many as it has in a second.
+STEPS = {Kind.HTTP_CRASH: 300, Kind.MESH_CRASH: 40, Kind.JOBS_CRASH: 60, Kind.JOB_CRASH: 6}
+# Both ways. ids are ahead of PostgreSQL's clock by as much, and 5 minutes are what replay allows.
+JUMP_SECONDS = (1.0, 240.0)
+# What a file may have on a full disk: from nothing at all to a few records.
+FILE_BYTES = 8192
 # Quiet times between faults of one lane, and how long a fault lasts.
 PAUSE_SECONDS = (0.3, 2.5)
 FAULT_SECONDS = (0.1, 1.2)
@@ -45,12 +63,19 @@ RETRY_SECONDS = 0.05
 
 @frozen
 class Fault:
-    """One of the schedule: after `pause`, for `seconds`."""
+    """One of the schedule: after `pause`, for `seconds`.
+
+    The rest says what exactly, where it means something: at which await, how far, how much.
+    """
 
     kind: Kind
     target: int
     pause: float
     seconds: float
+    job: str
+    step: int
+    jump: float
+    room: int
 
 
 def draw(seed: int, lane: int, brokers: int) -> Iterator[Fault]:
@@ -63,6 +88,10 @@ def draw(seed: int, lane: int, brokers: int) -> Iterator[Fault]:
                 random.randrange(brokers),
                 random.uniform(*PAUSE_SECONDS),
                 random.uniform(*FAULT_SECONDS),
+                random.choice(JOBS),
+                random.randint(1, STEPS.get(kind, 1)),
+                random.choice((-1, 1)) * random.uniform(*JUMP_SECONDS),
+                random.randrange(FILE_BYTES),
             )
 
 
@@ -79,11 +108,33 @@ async def _strike_lane(rig: Rig, history: History, seed: int, lane: int, until: 
         if trio.current_time() >= until:
             return
         began = trio.current_time()
-        await _do(rig, fault)
-        history.blows.append(Blow(fault.kind, fault.target, began, trio.current_time()))
+        if await _do(rig, fault):
+            history.blows.append(Blow(fault.kind, fault.target, began, trio.current_time()))
 
 
-async def _do(rig: Rig, fault: Fault) -> None:
+async def _do(rig: Rig, fault: Fault) -> bool:
+    """Do it and put everything back; returns whether it came to it."""
+    match fault.kind:
+        case Kind.HTTP_CRASH:
+            if not await rig.crash(fault.target, fault.step):
+                return False
+            await trio.sleep(fault.seconds)
+            await rig.start(fault.target)
+        case Kind.MESH_CRASH | Kind.JOBS_CRASH | Kind.JOB_CRASH:
+            part = {Kind.MESH_CRASH: "mesh", Kind.JOBS_CRASH: "jobs"}.get(fault.kind)
+            request = {"break": part or f"job {fault.job}", "step": fault.step}
+            return await rig.sabotage(fault.target, **request)
+        case Kind.CLOCK_JUMP:
+            jumped = await rig.sabotage(fault.target, clock=fault.jump)
+            await trio.sleep(fault.seconds)
+            await rig.sabotage(fault.target, clock=0.0)
+            return jumped
+        case _:
+            await _do_outside(rig, fault)
+    return True
+
+
+async def _do_outside(rig: Rig, fault: Fault) -> None:
     cluster = rig.cluster
     match fault.kind:
         case Kind.BROKER_KILL:
@@ -102,6 +153,12 @@ async def _do(rig: Rig, fault: Fault) -> None:
         case Kind.MAINTENANCE:
             await _maintain(rig, fault.target, True)
             await trio.sleep(fault.seconds)
+            await _maintain(rig, fault.target, False)
+        case Kind.DISK_FULL:
+            # Maintenance fills it.
+            with rig.filled_disk(fault.target, fault.room):
+                await _maintain(rig, fault.target, True)
+                await trio.sleep(fault.seconds)
             await _maintain(rig, fault.target, False)
         case Kind.POSTGRES_KILL:
             await trio.to_thread.run_sync(cluster.kill)

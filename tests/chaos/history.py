@@ -86,16 +86,17 @@ class Verb(Enum):
 
 
 class Said(NamedTuple):
-    """One item of an ack and whether the broker agreed."""
+    """One item of an ack, whether the broker agreed, and whether it is a dead letter now."""
 
     transaction_id: str
     verb: Verb
     success: bool | None
+    dead: bool = False
 
 
 @frozen
 class Ack:
-    """What one request said of the messages of one claim."""
+    """What one request said of the messages of one claim; maybe in a transaction's attempt."""
 
     group: str
     place: Place
@@ -103,6 +104,46 @@ class Ack:
     sent: float
     answered: float | None
     said: tuple[Said, ...]
+    transaction: int | None = None
+
+
+class Outcome(Enum):
+    """What became of one attempt of a transaction."""
+
+    COMMITTED = "committed"
+    REPEATED = "refused, for an earlier attempt has committed"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@frozen
+class Transaction:
+    """One attempt of a transaction: what it pushed; what it acked is an `Ack`, if it may have."""
+
+    number: int
+    sent: float
+    answered: float | None
+    outcome: Outcome
+    pushed: tuple[tuple[Place, str], ...]
+
+
+@frozen
+class Seek:
+    """A group was put back: to `target`, or somewhere before; to the beginning if that is None."""
+
+    group: str
+    places: tuple[Place, ...]
+    sent: float
+    answered: float | None
+    target: str | None
+
+
+class Letter(NamedTuple):
+    """A dead letter: whose, and of which message."""
+
+    group: str
+    place: Place
+    transaction_id: str
 
 
 class Kind(Enum):
@@ -118,6 +159,12 @@ class Kind(Enum):
     POSTGRES_FREEZE = "PostgreSQL SIGSTOP"
     BACKENDS_TERMINATED = "backends terminated"
     DATABASE_CUT = "database link cut"
+    HTTP_CRASH = "http nursery crashed"
+    DISK_FULL = "disk full"
+    MESH_CRASH = "mesh nursery crashed"
+    JOBS_CRASH = "jobs nursery crashed"
+    JOB_CRASH = "job crashed"
+    CLOCK_JUMP = "clock jumped"
 
 
 @frozen
@@ -140,4 +187,8 @@ class History:
     claims: list[Claim] = field(factory=list)
     extensions: list[Extension] = field(factory=list)
     acks: list[Ack] = field(factory=list)
+    transactions: list[Transaction] = field(factory=list)
+    seeks: list[Seek] = field(factory=list)
+    moves: dict[str, Letter] = field(factory=dict)
+    """Dead letters that somebody tried to move back, by id; they become `dlq:<id>`."""
     blows: list[Blow] = field(factory=list)

@@ -13,7 +13,8 @@ from attrs import frozen
 from tests.chaos.checker import check
 from tests.chaos.faults import strike
 from tests.chaos.history import History
-from tests.chaos.load import GROUPS, PLACES, Load, open_clients
+from tests.chaos.load import Load, open_clients
+from tests.chaos.places import GROUPS, PLACES
 from tests.chaos.rig import open_rig
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Report:
     def __str__(self) -> str:
         pushes = Counter(push.status.value for push in self.history.pushes)
         claims, acks = self.history.claims, self.history.acks
+        outcomes = Counter(attempt.outcome.value for attempt in self.history.transactions)
         blows = Counter(blow.kind.value for blow in self.history.blows)
         lines = [
             f"seed {self.seed}, {self.minutes:g} minutes of faults, {self.brokers} brokers",
@@ -54,6 +56,9 @@ class Report:
             f" in {len(claims)} claims, {sum(claim.attempt > 1 for claim in claims)} of them again",
             f"  acks             {len(acks)}, {sum(ack.answered is None for ack in acks)}"
             f" without an answer",
+            f"  transactions     {len(self.history.transactions)} {_listed(outcomes)}",
+            f"  seeks            {len(self.history.seeks)}, dead letters moved"
+            f" {len(self.history.moves)}",
             f"  faults           {len(self.history.blows)} {_listed(blows)}",
             f"  broker restarts  {self.restarts}",
             f"  drained after    {self.drain_seconds:.1f} s",
@@ -84,6 +89,7 @@ async def run(seed: int, minutes: float, brokers: int = BROKERS) -> Report:
     ):
         async with trio.open_nursery() as nursery:
             load = Load(history, seed, clients)
+            await load.prepare()
             nursery.start_soon(load.run)
             await strike(rig, history, seed, trio.current_time() + minutes * 60)
             load.calm()
@@ -98,8 +104,9 @@ async def run(seed: int, minutes: float, brokers: int = BROKERS) -> Report:
             rig.look(number)
         pushed = {push.transaction_id for push in history.pushes}
         log = await trio.to_thread.run_sync(rig.read_log, pushed)
+        letters = await trio.to_thread.run_sync(rig.read_letters)
     wrong += rig.complaints
-    wrong += [str(violation) for violation in check(history, log)]
+    wrong += [str(violation) for violation in check(history, log, letters)]
     return Report(seed, minutes, brokers, history, rig.starts, drain_seconds, wrong)
 
 

@@ -2,79 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from attrs import define, evolve, field
+from attrs import evolve
 
-from tests.chaos.checker import Rule, check
-from tests.chaos.history import (
-    Ack,
-    Blow,
-    Claim,
-    Extension,
-    History,
-    Kind,
-    Place,
-    Push,
-    Said,
-    Status,
-    Verb,
-)
-
-PLACE = Place("q", "p")
-LEASE_SECONDS = 10.0
-
-
-@define
-class Story:
-    """A history written by hand, of one group and one partition. Times are numbers of seconds."""
-
-    history: History = field(factory=lambda: History(frozenset({"g"})))
-    log: list[str] = field(factory=list)
-
-    def push(self, names: str, at: float, status: Status = Status.QUEUED, **more: Any) -> None:
-        """One request that takes a second; each letter is a message."""
-        answered = None if status is Status.UNKNOWN else at + 1
-        request = len(self.history.pushes)
-        for index, name in enumerate(names):
-            push = Push(request, index, 0, PLACE, name, at, answered, status)
-            self.history.pushes.append(evolve(push, **more))
-        if status in (Status.QUEUED, Status.BUFFERED):
-            self.log += names
-
-    def claim(self, names: str, at: float, lease: str, **more: Any) -> None:
-        """A pop that takes a second; message ids are the capital letters."""
-        ids, upper = tuple(names), tuple(names.upper())
-        claim = Claim("g", PLACE, lease, at, at + 1, LEASE_SECONDS, 1, ids, upper)
-        self.history.claims.append(evolve(claim, **more))
-
-    def ack(
-        self, names: str, at: float, lease: str, verb: Verb = Verb.COMPLETED, *, lost: bool = False
-    ) -> None:
-        """An ack that takes a second and succeeds, or whose answer is lost."""
-        said = tuple(Said(name, verb, None if lost else True) for name in names)
-        answered = None if lost else at + 1
-        self.history.acks.append(Ack("g", PLACE, lease, at, answered, said))
-
-    def blow(self, kind: Kind, began: float, ended: float) -> None:
-        self.history.blows.append(Blow(kind, None, began, ended))
-
-    def broken(self) -> set[Rule]:
-        return {violation.rule for violation in check(self.history, {PLACE: self.log})}
+from tests.chaos.checker import Rule
+from tests.chaos.history import Extension, Kind, Status, Verb
+from tests.chaos.story import Story, four_messages
 
 
 @pytest.fixture
 def story() -> Story:
-    """Messages a to d, delivered and acked in two batches."""
-    story = Story()
-    story.push("ab", 0)
-    story.push("cd", 2)
-    story.claim("ab", 4, "one")
-    story.ack("ab", 6, "one")
-    story.claim("cd", 8, "two")
-    story.ack("cd", 10, "two")
-    return story
+    return four_messages()
 
 
 def test_a_good_history(story: Story) -> None:
@@ -141,6 +79,20 @@ def test_a_duplicate_after_a_lost_answer(story: Story) -> None:
 
 def test_another_message_id(story: Story) -> None:
     story.push("d", 4, Status.DUPLICATE, message_id="not D")
+    assert story.broken() == {Rule.FALSE_ANSWER}
+
+
+def test_two_messages_of_one_message_id(story: Story) -> None:
+    claim = story.history.claims[1]
+    story.history.claims[1] = evolve(claim, message_ids=("B", "D"))
+    assert story.broken() == {Rule.NAMED_TWICE}
+
+
+def test_another_message_id_than_was_said_of_what_is_buffered(story: Story) -> None:
+    story.push("e", 4, Status.BUFFERED, message_id="E")
+    story.claim("e", 12, "three")
+    assert story.broken() == set()
+    story.history.pushes[-1] = evolve(story.history.pushes[-1], message_id="not E")
     assert story.broken() == {Rule.FALSE_ANSWER}
 
 
