@@ -125,10 +125,13 @@ def postgres_environment(settings: ConnectionSettings) -> dict[str, str]:
 
 
 @contextmanager
-def running_broker(environment: Mapping[str, str]) -> Iterator[LiveBroker]:
-    """Run a broker for the block's time."""
+def running_broker(
+    environment: Mapping[str, str], command: Sequence[str] = LiveBroker.command
+) -> Iterator[LiveBroker]:
+    """Run a broker for the block's time; `command` is one that serves under other conditions."""
     with tempfile.TemporaryDirectory(prefix="queen-spool-") as spool:
         broker = LiveBroker({"FILE_BUFFER_DIR": spool, **environment})
+        broker.command = command
         broker.start()
         try:
             yield broker

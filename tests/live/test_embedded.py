@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,14 @@ def servers_in(place: Path) -> list[int]:
     return found
 
 
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; an orphan may wait for somebody to reap it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 async def wait_no_server(place: Path) -> None:
     while servers_in(place):  # noqa: ASYNC110 - other processes
         await trio.sleep(0.05)
@@ -72,3 +82,36 @@ async def test_first_start_crash_and_second_start(place: Path) -> None:
         assert servers_in(place)
         await trio.to_thread.run_sync(broker.kill)
         await wait_no_server(place)
+
+
+async def test_a_server_that_does_not_stop_is_killed_in_time(place: Path) -> None:
+    """With its shell, which can't be asked to see to it either; what was stored is safe."""
+    environment = {
+        "QUEEN_DATA_DIR": str(place / "queen"),
+        "DB_POOL_SIZE": "5",
+        "FILE_BUFFER_DIR": "",
+        "QUEEN_SHUTDOWN_TIMEOUT_MS": "2000",
+    }
+    with trio.fail_after(SECONDS), running_broker(environment) as broker:
+        async with open_api(broker) as api:
+            await api.push("q", 1)
+        stuck = {
+            process.pid: process
+            for pid in servers_in(place)
+            for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+        }
+        for process in stuck.values():
+            process.suspend()
+        started = time.monotonic()
+        broker.process.send_signal(signal.SIGTERM)
+        assert await trio.to_thread.run_sync(broker.wait) == 0
+        took = time.monotonic() - started
+        print(f"SIGTERM to exit with a PostgreSQL that doesn't stop: {took:.2f} s")
+        assert took < 5
+        assert servers_in(place) == []
+        assert all(gone(process) for process in stuck.values())
+        await trio.to_thread.run_sync(broker.restart)
+        async with open_api(broker) as api:
+            assert data(await api.pop("q", autoAck=True)) == [1]
+        assert await trio.to_thread.run_sync(broker.stop) == 0
+        assert servers_in(place) == []
