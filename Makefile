@@ -11,10 +11,10 @@ VENV := .venv
 WORKERS ?= auto
 BIN := $(VENV)/bin
 
-.PHONY: help serve test check servers lock bench chaos wheel clean
+.PHONY: help serve test check servers lock bench bench-peers bench-memory chaos wheel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(VENV)/serve ## Run the broker on port 6632, on an embedded PostgreSQL unless PG_HOST is set
 	@exec $(BIN)/queen-trio serve
@@ -35,8 +35,23 @@ servers: ## Fetch HAProxy, PgBouncer and nss_wrapper, which tests run, into .cac
 lock: $(VENV)/dev ## Write requirements*.txt anew from pyproject.toml
 	./.ci/lock
 
-bench: $(VENV)/dev ## Measure push, drain and latency on this machine
+bench: $(VENV)/dev ## Measure push, drain and latency on this machine, beside PostgreSQL alone
 	$(BIN)/python -m bench
+
+# Clients with the drivers of all peers. Their servers are the system's; what isn't there is left out.
+PEERS := .cache/peers
+ROUNDS ?= 3
+
+bench-peers: $(VENV)/dev $(PEERS)/ready ## Measure us beside other queues, and print every bar (ROUNDS=3)
+	@for program in rabbitmq-server nats-server redis-server; do command -v $$program > /dev/null \
+		|| echo "to measure it too: apt-get install --no-install-recommends $$program"; done
+	$(BIN)/python -m bench --client-python $(PEERS)/bin/python --systems all --workloads all \
+		--rounds $(ROUNDS) --extra 2 --seconds 5 --backlog 100000 --samples 250 \
+		--polls 10000 --idle-seconds 20 --partitions 100000
+
+bench-memory: $(VENV)/dev ## Push and drain for long, and watch the broker's memory (MINUTES=30)
+	$(BIN)/python -m bench --systems queen-trio --workloads i --rounds 1 --minutes $(MINUTES) \
+		--backlog 200000
 
 # What `make chaos` does and for how long; without a seed another one each time.
 SEED ?= $(shell date +%s)
@@ -62,6 +77,11 @@ wheel: $(VENV)/dev ## Build the wheel and smoke-test it in a fresh environment
 
 clean: ## Remove the virtual environment and caches (never queen-data)
 	rm -rf $(VENV) .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(PEERS)/ready: bench/requirements-peers.txt | $(VENV)/python
+	$(BIN)/python -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --upgrade -r $<
+	@touch $@
 
 $(VENV)/python:
 	@test -n "$(PYTHON)" || { echo "queen-trio needs Python 3.11, 3.12 or 3.13; none was found. Set PYTHON=..." >&2; exit 1; }

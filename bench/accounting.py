@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 TICK: Final = os.sysconf("SC_CLK_TCK")
 KIB_PER_MIB: Final = 1024
@@ -19,8 +22,8 @@ def _stat(pid: int) -> tuple[int, int]:
     return int(fields[1]), sum(map(int, fields[11:15]))
 
 
-def _tree(root: int) -> dict[int, int]:
-    """The ticks of a process and of all its living descendants, by pid."""
+def _tree(roots: Collection[int]) -> dict[int, int]:
+    """The ticks of these processes and of all their living descendants, by pid."""
     stats: dict[int, tuple[int, int]] = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -28,17 +31,19 @@ def _tree(root: int) -> dict[int, int]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has just ended
     found: dict[int, int] = {}
-    frontier = [root] if root in stats else []
+    frontier = [root for root in roots if root in stats]
     while frontier:
         pid = frontier.pop()
+        if pid in found:
+            continue
         found[pid] = stats[pid][1]
         frontier += [child for child, (parent, _) in stats.items() if parent == pid]
     return found
 
 
-def cpu_seconds(root: int) -> float:
-    """CPU time of a process tree, ended children included."""
-    return sum(_tree(root).values()) / TICK
+def cpu_seconds(roots: Collection[int]) -> float:
+    """CPU time of process trees, ended children included."""
+    return sum(_tree(roots).values()) / TICK
 
 
 def busy_seconds() -> float:
@@ -50,14 +55,14 @@ def busy_seconds() -> float:
     return (user + nice + system + sum(interrupts_and_steal)) / TICK
 
 
-def pss_mib(root: int) -> float:
-    """Memory of a process tree, in MiB; what processes share is counted once (Pss)."""
-    return sum(_rollup(pid, "Pss:") for pid in _tree(root)) / KIB_PER_MIB
+def pss_mib(roots: Collection[int]) -> float:
+    """Memory of process trees, in MiB; what processes share is counted once (Pss)."""
+    return sum(_rollup(pid, "Pss:") for pid in _tree(roots)) / KIB_PER_MIB
 
 
-def rss_mib(pid: int) -> float:
-    """Resident memory of one process, in MiB."""
-    return _rollup(pid, "Rss:") / KIB_PER_MIB
+def rss_mib(roots: Collection[int]) -> float:
+    """Resident memory of process trees, in MiB."""
+    return sum(_rollup(pid, "Rss:") for pid in _tree(roots)) / KIB_PER_MIB
 
 
 def _rollup(pid: int, field: str) -> int:
@@ -86,8 +91,6 @@ class Usage:
         )
 
 
-def usage(broker_pid: int, postgres_pid: int) -> Usage:
-    """What has been used up to now."""
-    return Usage(
-        time.monotonic(), cpu_seconds(broker_pid), cpu_seconds(postgres_pid), busy_seconds()
-    )
+def usage(broker: Collection[int], postgres: Collection[int]) -> Usage:
+    """What these process trees, and all there are, have used up to now."""
+    return Usage(time.monotonic(), cpu_seconds(broker), cpu_seconds(postgres), busy_seconds())

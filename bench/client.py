@@ -2,62 +2,86 @@
 
 It prints READY once it is connected (and warm), starts its clock at a line on standard input, and
 stays connected until that closes: PostgreSQL's backends take their CPU times with them when they
-end. asyncio, not Trio: the load has to be cheap, and psycopg has to run as it comes.
+end. asyncio, not Trio: the load has to be cheap, and drivers have to run as they come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from bench.connection import connect_broker
-from bench.floor import connect_floor
-from bench.load import Load, Outcome, Side, Work
+from bench.load import Load, Outcome, Work
+from bench.peers import open_peer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
+
+    from bench.peers.peer import Producer
+
+try:
+    from uvloop import run
+except ImportError:  # the loop of the standard library does as well, at twice the price
+    from asyncio import run
 
 # A parked poll outlives the measurement.
 PARK_MS = 120_000
 WARM_SAMPLES = 25
 # How long the last message of a latency run may be on its way.
 ARRIVAL_SECONDS = 10.0
+# What a consumer needs to subscribe.
+SUBSCRIBE_SECONDS = 1.0
 CREATE_BATCH = 100
-
-
-class Connection(Protocol):
-    """What both sides can do."""
-
-    async def push(self, numbers: Sequence[int]) -> None: ...
-    async def take(self, limit: int) -> list[int]: ...
+PARKED_AT_ONCE = 64
 
 
 class Tally:
     """Clock and counters of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self.count = self.total = self.unmeasured = 0
         self.latencies: list[float] = []
+        self.is_late = False
+        self._seconds = seconds
+        self._started = False
 
     async def start(self) -> None:
         """Say that all is ready, and wait for the word."""
         print("READY", flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        self._started = True
         self.begun = self.last = time.perf_counter()
         self._cpu = time.process_time()
 
-    def call(self, begun: float, count: int) -> None:
-        """One call that began then has been confirmed."""
+    def expired(self) -> bool:
+        """Whether the time is up; noted, because it means that something was left."""
+        self.is_late = self.is_late or self.left() <= 0
+        return self.is_late
+
+    def left(self) -> float:
+        return self.begun + self._seconds - time.perf_counter()
+
+    def call(self, begun: float, numbers: Sequence[int]) -> None:
+        """One call that began then, with these messages, has been confirmed."""
         self.last = time.perf_counter()
         self.latencies.append(self.last - begun)
-        self.count += count
+        self.count += len(numbers)
+        self.total += sum(numbers)
 
-    def outcome(self) -> Outcome:
+    def receive(self, number: int) -> None:
+        """One message arrived, at a consumer that has no batches."""
+        self.last = time.perf_counter()
+        self.count += 1
+        self.total += number
+
+    def outcome(self, version: str) -> Outcome:
+        if not self._started:
+            self.begun = self.last = self._cpu = 0.0
         return Outcome(
             count=self.count,
             total=self.total,
@@ -66,54 +90,47 @@ class Tally:
             last=self.last,
             cpu=time.process_time() - self._cpu,
             latencies=self.latencies,
+            is_late=self.is_late,
+            version=version,
         )
 
 
-async def connect(load: Load, index: int = 0) -> Connection:
-    """Open one connection to the side that the load is for."""
-    if load.side is Side.FLOOR:
-        return await connect_floor(load, index)
-    return await connect_broker(load, index)
+async def prepare(load: Load, tally: Tally) -> str:
+    """Leave an empty queue."""
+    version = await open_peer(load).prepare()
+    await tally.start()
+    return version
 
 
 async def push(load: Load, tally: Tally) -> None:
     """Each connection pushes one batch after another."""
-    connections = [await connect(load, index) for index in range(load.connections)]
-    number = load.first
+    producers = await open_peer(load).producers(load.connections)
+    next_number = load.first
 
-    async def call(connection: Connection) -> None:
-        nonlocal number
-        number += load.batch
-        await connection.push(range(number - load.batch, number))
+    def batch() -> range:
+        nonlocal next_number
+        next_number += load.batch
+        return range(next_number - load.batch, next_number)
 
-    async def loop(connection: Connection) -> None:
+    async def loop(producer: Producer) -> None:
         until = tally.begun + load.seconds
-        while (begun := time.perf_counter()) < until and number < load.first + load.count:
-            await call(connection)
-            tally.call(begun, load.batch)
+        while (begun := time.perf_counter()) < until and next_number < load.first + load.count:
+            numbers = batch()
+            await producer.push(numbers)
+            tally.call(begun, numbers)
 
     for _ in range(load.warmup):
-        await asyncio.gather(*map(call, connections))
-    tally.unmeasured = number - load.first
+        await asyncio.gather(*[producer.push(batch()) for producer in producers])
+    tally.unmeasured = next_number - load.first
     await tally.start()
-    await asyncio.gather(*map(loop, connections))
+    await asyncio.gather(*map(loop, producers))
 
 
 async def drain(load: Load, tally: Tally) -> None:
     """Each connection takes one batch after another, until there is nothing left."""
-    connections = [await connect(load, index) for index in range(load.connections)]
-    await tally.start()
-
-    async def loop(connection: Connection) -> None:
-        until = tally.begun + load.seconds
-        while (begun := time.perf_counter()) < until:
-            numbers = await connection.take(load.batch)
-            if not numbers:
-                return
-            tally.total += sum(numbers)
-            tally.call(begun, len(numbers))
-
-    await asyncio.gather(*map(loop, connections))
+    await open_peer(load).drain(tally)
+    if tally.left() <= 0:
+        tally.is_late = True
 
 
 async def latency(load: Load, tally: Tally) -> None:
@@ -132,57 +149,41 @@ async def latency(load: Load, tally: Tally) -> None:
         if tally.count >= samples:
             done.set()
 
-    producer = await connect(load)
-    consuming = asyncio.ensure_future(await _consumer(load, received))
+    peer = open_peer(load)
+    [producer] = await peer.producers(1)
+    listening = asyncio.ensure_future(peer.listen(received))
+    await asyncio.sleep(SUBSCRIBE_SECONDS)
     await tally.start()
     for number in range(samples):
         pause = tally.begun + number * load.pace - time.perf_counter()
-        await asyncio.sleep(max(0, pause))
-        if consuming.done():
-            consuming.result()  # raises what ended it
+        if pause > 0:
+            await asyncio.sleep(pause)
+        if listening.done():
+            listening.result()  # raises what ended it
         sent[number] = time.perf_counter()
         await producer.push([number])
     await asyncio.wait_for(done.wait(), ARRIVAL_SECONDS)
     tally.last = time.perf_counter()
 
 
-async def _consumer(load: Load, received: Callable[[Sequence[int]], None]) -> Awaitable[None]:
-    """The waiting side, connected; it reports at receipt and acknowledges then."""
-
-    async def on_broker() -> None:
-        connection = await connect_broker(load, 0)
-        while True:
-            messages = await connection.receive(100, timeout_ms=5000)
-            if messages:
-                received([message["data"]["i"] for message in messages])
-                await connection.acknowledge(messages)
-
-    async def on_floor() -> None:
-        listener, taker = await connect_floor(load, 0), await connect_floor(load, 1)
-        async for _ in listener.notifications():
-            while numbers := await taker.take(100):
-                received(numbers)
-
-    return on_broker() if load.side is Side.BROKER else on_floor()
-
-
 async def park(load: Load, tally: Tally) -> None:
-    """`connections` long polls, each on a queue of its own; then a push into some of them."""
+    """`connections` long polls, each on a queue of its own; then a push into some, at random."""
+    from bench.peers.queen import BrokerConnection, connect_http
+
     loads = [attrs.evolve(load, queue=f"{load.queue}_{i}") for i in range(load.connections)]
-    polls = [await connect_broker(each, 0) for each in loads]
-    for begin in range(0, len(polls), 64):
-        await asyncio.gather(*(poll.configure() for poll in polls[begin : begin + 64]))
+    polls = [BrokerConnection(await connect_http(load.address), each, 0) for each in loads]
+    for begin in range(0, len(polls), PARKED_AT_ONCE):
+        await asyncio.gather(*[poll.configure() for poll in polls[begin : begin + PARKED_AT_ONCE]])
     arrived: dict[int, float] = {}
 
     async def wait(index: int) -> None:
         for message in await polls[index].receive(1, PARK_MS):
             arrived[index] = time.perf_counter()
-            tally.count += 1
-            tally.total += message["data"]["i"]
+            tally.receive(message["data"]["i"])
 
-    step = max(1, len(polls) // load.count)
-    woken = list(range(0, len(polls), step))[: load.count]
-    producers = {index: await connect_broker(loads[index], 0) for index in woken}
+    woken = random.Random(7).sample(range(len(polls)), load.count)
+    http = await connect_http(load.address)
+    producers = {index: BrokerConnection(http, loads[index], 0) for index in woken}
     waiting = [asyncio.create_task(wait(index)) for index in range(len(polls))]
     await asyncio.sleep(0)  # let every poll send its request
     await tally.start()
@@ -199,7 +200,9 @@ async def park(load: Load, tally: Tally) -> None:
 
 async def create(load: Load, tally: Tally) -> None:
     """Make `count` partitions by pushing one message into each, and empty them again."""
-    connections = [await connect_broker(load, index) for index in range(load.connections)]
+    from bench.peers.queen import Queen
+
+    connections = await Queen(load).producers(load.connections)
     chunks = [
         range(begin, min(begin + CREATE_BATCH, load.count))
         for begin in range(0, load.count, CREATE_BATCH)
@@ -217,6 +220,7 @@ async def create(load: Load, tally: Tally) -> None:
 
 
 WORK: dict[Work, Callable[[Load, Tally], Any]] = {
+    Work.PREPARE: prepare,
     Work.PUSH: push,
     Work.DRAIN: drain,
     Work.LATENCY: latency,
@@ -226,12 +230,12 @@ WORK: dict[Work, Callable[[Load, Tally], Any]] = {
 
 
 async def main(load: Load) -> None:
-    tally = Tally()
-    await WORK[load.work](load, tally)
-    print(tally.outcome().dumps(), flush=True)
+    tally = Tally(load.seconds)
+    version = await WORK[load.work](load, tally)
+    print(tally.outcome(version or "").dumps(), flush=True)
     sys.stdin.readline()
     os._exit(0)  # no goodbyes: they would cost the servers CPU that nobody accounts for
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Load.loads(sys.argv[1])))
+    run(main(Load.loads(sys.argv[1])))

@@ -19,16 +19,15 @@ def payload(number: int) -> str:
     return f'{{"i": {number}, "pad": "{PAD}"}}'
 
 
-class Side(StrEnum):
-    """Who is measured."""
-
-    BROKER = "queen"
-    FLOOR = "postgres"  # a hand-made queue in one table, without a broker
+def number(body: str | bytes) -> int:
+    """The number in a payload that was received as JSON text: every consumer decodes the whole."""
+    return int(json.loads(body)["i"])
 
 
 class Work(StrEnum):
     """What a client process does."""
 
+    PREPARE = "prepare"
     PUSH = "push"
     DRAIN = "drain"
     LATENCY = "latency"
@@ -40,14 +39,16 @@ class Work(StrEnum):
 class Load:
     """The work of one client process.
 
-    `address` is the broker's port or a libpq connection string. Numbers of messages begin at
+    `peer` is a name of `bench.peers`; `address` is a port, or a libpq connection string;
+    `consumer_address` is where consumers go, if it isn't the same. Numbers of messages begin at
     `first`; `count` ends the work (PUSH), or is how many samples to take (LATENCY, PARK), or how
     many partitions to make (CREATE). `seconds` ends PUSH and bounds DRAIN.
     """
 
-    side: Side = field(converter=Side)
+    peer: str
     work: Work = field(converter=Work)
     address: str
+    consumer_address: str = ""
     queue: str
     connections: int = 1
     batch: int = 1
@@ -72,7 +73,8 @@ class Outcome:
     """What one client process did between `begun` and `last` (seconds of the machine's clock).
 
     `total` is the sum of the numbers received, `unmeasured` counts the messages of the warm-up,
-    `latencies` are seconds per call (or from send to receipt), `cpu` seconds of this process.
+    `latencies` are seconds per call (or from send to receipt), `cpu` seconds of this process;
+    `is_late` tells that the time ended the work. `version` is what PREPARE learned.
     """
 
     count: int
@@ -82,6 +84,8 @@ class Outcome:
     last: float
     cpu: float
     latencies: list[float]
+    is_late: bool = False
+    version: str = ""
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))

@@ -1,31 +1,28 @@
-"""Running client processes against one side, and what that took from whom."""
+"""Running client processes against one system, and what that took from whom."""
 
 from __future__ import annotations
 
+import math
 import subprocess
-import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
 from attrs import frozen
 
-from bench.accounting import pss_mib, rss_mib, usage
+from bench.accounting import Usage, pss_mib, rss_mib, usage
 from bench.load import Load, Outcome
+from bench.turn import take_turn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-
-    from bench.broker import RunningBroker
-    from bench.postgres import Postgres
+    from pathlib import Path
 
 # On top of a load's own seconds: connecting, warming up, a busy machine.
 PATIENCE_SECONDS: Final = 60.0
 KILL_SECONDS: Final = 2.0
 # Kernel threads alone use up to 0.2 cores here; more means that somebody else works too.
 SHARED_CORES: Final = 0.35
-
-
 # Parking thousands of polls keeps a broker busy for seconds after the last request was sent.
 SETTLED_CORES: Final = 0.25
 SETTLE_WINDOW_SECONDS: Final = 0.5
@@ -36,12 +33,22 @@ class WrongCount(Exception):
     """What was stored or consumed is not what was sent: the numbers mean nothing."""
 
 
-@frozen
+@frozen(kw_only=True)
 class Site:
-    """What is being measured: a broker on a PostgreSQL."""
+    """One system that runs: where its clients go, and the roots of its process trees.
 
-    postgres: Postgres
-    broker: RunningBroker
+    `database` is the one it uses in the run's PostgreSQL, if it does.
+    """
+
+    address: str
+    consumer_address: str = ""
+    broker: tuple[int, ...] = ()
+    postgres: tuple[int, ...] = ()
+    database: str | None = None
+
+    def used(self) -> Usage:
+        """The CPU seconds used up to now."""
+        return usage(self.broker, self.postgres)
 
 
 @frozen(kw_only=True)
@@ -49,12 +56,14 @@ class Sample:
     """One measurement. CPU is in seconds, memory in MiB, `idle_*` in cores while nothing is sent.
 
     `seconds` reach from the first process's start to the last confirmation, `elapsed` until the
-    processes had reported; `grown_mib` is what the broker's PSS grew by until all was ready.
+    processes had reported; `grown_mib` is what the broker's RSS grew by until all was ready.
+    `is_late` means that time ended the work. A server that isn't PostgreSQL counts as `broker`.
     """
 
     count: int
     total: int
     unmeasured: int
+    is_late: bool
     seconds: float
     elapsed: float
     p50_ms: float | None
@@ -69,6 +78,9 @@ class Sample:
     grown_mib: float
     idle_broker_cores: float
     idle_postgres_cores: float
+    idle_other_cores: float
+    early_rss_mib: float = 0.0  # of many measurements in a row: the broker's in the second third
+    late_rss_mib: float = 0.0  # and in the last
 
     @property
     def rate(self) -> float:
@@ -81,42 +93,85 @@ class Sample:
         return max(0.0, self.machine_cpu - ours) / self.elapsed
 
     @property
+    def server_cpu(self) -> float:
+        return self.broker_cpu + self.postgres_cpu
+
+    @property
+    def server_pss_mib(self) -> float:
+        return self.broker_pss_mib + self.postgres_pss_mib
+
+    @property
     def is_disturbed(self) -> bool:
-        return self.other_cores > SHARED_CORES
+        return max(self.other_cores, self.idle_other_cores) > SHARED_CORES
 
 
-async def run_clients(site: Site, loads: Sequence[Load], *, idle_seconds: float = 0.0) -> Sample:
-    """Run one client process for each load, all at once, and measure from GO to the last report.
+@frozen
+class Clients:
+    """How client processes are run: by which Python, and whose turn it is.
 
-    With `idle_seconds` they are left alone for that long, once they are connected and quiet. Raises
-    RuntimeError for a client that fails, `trio.TooSlowError` for one that hangs.
+    `lock` is a file that benchmarks on this machine lock while they measure; None: no other does.
     """
-    allowed = max(load.seconds for load in loads) + idle_seconds + PATIENCE_SECONDS
-    memory = pss_mib(site.broker.pid)
-    with trio.fail_after(allowed):
-        async with _open_clients(loads) as clients:
-            for client in clients:
-                if await client.line() != "READY":
-                    raise RuntimeError("a client didn't get ready")
-            if idle_seconds:
-                await _wait_settled(site)
-            grown = pss_mib(site.broker.pid) - memory
-            resting = usage(site.broker.pid, site.postgres.pid)
-            await trio.sleep(idle_seconds)
-            begun = usage(site.broker.pid, site.postgres.pid)
-            idle = begun.since(resting)
-            for client in clients:
+
+    python: Path
+    lock: Path | None = None
+
+    async def prepare(self, load: Load) -> str:
+        """Run a PREPARE load; returns the versions that it tells of."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with _open_clients(self.python, [load]) as [client]:
+                await client.ready()
                 await client.go()
-            outcomes = [Outcome.loads(await client.line()) for client in clients]
-            used = usage(site.broker.pid, site.postgres.pid).since(begun)
-            broker_rss = rss_mib(site.broker.pid)
-            broker_pss = pss_mib(site.broker.pid)
-            postgres_pss = pss_mib(site.postgres.pid)
+                return Outcome.loads(await client.line()).version
+
+    async def run(
+        self,
+        site: Site,
+        loads: Sequence[Load],
+        *,
+        idle_seconds: float = 0.0,
+        allow_none: bool = False,
+    ) -> Sample:
+        """Run a client process for each load, all at once, and measure from GO to the last report.
+
+        With `idle_seconds` they are left alone for that long, once they are connected and quiet.
+        Raises RuntimeError for a client that fails, or where not one message goes through unless
+        `allow_none`, and `trio.TooSlowError` for a client that hangs.
+        """
+        allowed = max(load.seconds for load in loads) + idle_seconds + PATIENCE_SECONDS
+        memory = rss_mib(site.broker)
+        with trio.fail_after(allowed) as patience:
+            async with _open_clients(self.python, loads) as clients:
+                for client in clients:
+                    await client.ready()
+                if idle_seconds:
+                    await _wait_settled(site)
+                grown = rss_mib(site.broker) - memory
+                patience.deadline = math.inf  # for our turn
+                async with take_turn(self.lock):
+                    patience.deadline = trio.current_time() + allowed
+                    sample = await _measure(site, clients, idle_seconds, grown)
+        if not sample.count and not allow_none:
+            raise RuntimeError("not one message went through")
+        return sample
+
+
+async def _measure(
+    site: Site, clients: Sequence[_Client], idle_seconds: float, grown_mib: float
+) -> Sample:
+    resting = site.used()
+    await trio.sleep(idle_seconds)
+    begun = site.used()
+    idle = begun.since(resting)
+    for client in clients:
+        await client.go()
+    outcomes = [Outcome.loads(await client.line()) for client in clients]
+    used = site.used().since(begun)
     latencies = sorted(value for outcome in outcomes for value in outcome.latencies)
     return Sample(
         count=sum(outcome.count for outcome in outcomes),
         total=sum(outcome.total for outcome in outcomes),
         unmeasured=sum(outcome.unmeasured for outcome in outcomes),
+        is_late=any(outcome.is_late for outcome in outcomes),
         seconds=max(o.last for o in outcomes) - min(o.begun for o in outcomes),
         elapsed=used.at,
         p50_ms=_percentile(latencies, 0.50),
@@ -125,22 +180,28 @@ async def run_clients(site: Site, loads: Sequence[Load], *, idle_seconds: float 
         broker_cpu=used.broker,
         postgres_cpu=used.postgres,
         machine_cpu=used.machine,
-        broker_rss_mib=broker_rss,
-        broker_pss_mib=broker_pss,
-        postgres_pss_mib=postgres_pss,
-        grown_mib=grown,
+        broker_rss_mib=rss_mib(site.broker),
+        broker_pss_mib=pss_mib(site.broker),
+        postgres_pss_mib=pss_mib(site.postgres),
+        grown_mib=grown_mib,
         idle_broker_cores=idle.broker / idle.at if idle_seconds else 0.0,
         idle_postgres_cores=idle.postgres / idle.at if idle_seconds else 0.0,
+        idle_other_cores=_others(idle, 0.0) if idle_seconds else 0.0,
     )
+
+
+def _others(used: Usage, client_cpu: float) -> float:
+    """Cores that were busy with something else than the system and its clients."""
+    return max(0.0, used.machine - client_cpu - used.broker - used.postgres) / used.at
 
 
 async def _wait_settled(site: Site) -> None:
     """Wait until what the clients set off is done (or time has shown that it never is)."""
     with trio.move_on_after(SETTLE_MAX_SECONDS):
         while True:
-            begun = usage(site.broker.pid, site.postgres.pid)
+            begun = site.used()
             await trio.sleep(SETTLE_WINDOW_SECONDS)
-            used = usage(site.broker.pid, site.postgres.pid).since(begun)
+            used = site.used().since(begun)
             if used.broker + used.postgres < SETTLED_CORES * used.at:
                 return
 
@@ -170,6 +231,11 @@ class _Client:
         line, _, self._read = self._read.partition(b"\n")
         return line.decode()
 
+    async def ready(self) -> None:
+        """Wait until it is connected."""
+        if await self.line() != "READY":
+            raise RuntimeError("a client didn't get ready")
+
     async def go(self) -> None:
         assert self.process.stdin is not None
         await self.process.stdin.send_all(b"GO\n")
@@ -182,12 +248,12 @@ class _Client:
 
 
 @asynccontextmanager
-async def _open_clients(loads: Sequence[Load]) -> AsyncIterator[list[_Client]]:
+async def _open_clients(python: Path, loads: Sequence[Load]) -> AsyncIterator[list[_Client]]:
     clients: list[_Client] = []
     try:
         for load in loads:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "bench.client", load.dumps()],
+                [str(python), "-m", "bench.client", load.dumps()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for us

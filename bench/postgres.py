@@ -1,31 +1,40 @@
-"""The private PostgreSQL of a run, as durable as in production."""
+"""The private PostgreSQL of a run, as durable as in production, on a loopback port."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from signal import SIGINT
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 import trio
 from attrs import frozen
 
-from queen_trio.embedded import open_embedded
+from bench.processes import (
+    HOST,
+    POLL_SECONDS,
+    START_SECONDS,
+    free_ports,
+    open_process,
+    wait_listening,
+)
+from queen_trio.embedded import find_binaries
+from queen_trio.embedded.account import choose_account
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-# fsync, synchronous_commit and full_page_writes are on in every embedded server; named here because
-# the numbers mean nothing without them.
+# The first three are PostgreSQL's defaults; named because the numbers mean nothing without them.
 SETTINGS: Final = {
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
     "shared_buffers": "1GB",
-    "max_connections": "300",  # 160 of the broker, 16 of the floor, and some
+    "max_connections": "400",  # 160 of each of two brokers, the clients', and some
 }
-BROKER_DATABASE: Final = "queen"
-FLOOR_DATABASE: Final = "floor"
+USER: Final = "postgres"
+DROP_SECONDS: Final = 20.0
 
 
 @frozen
@@ -33,22 +42,41 @@ class Postgres:
     """The running server: the pid of its process tree's root, and how to reach it."""
 
     pid: int
-    host: str
     port: int
     version: str
 
     def dsn(self, database: str) -> str:
-        return f"host={self.host} port={self.port} user=postgres dbname={database}"
+        return f"host={HOST} port={self.port} user={USER} dbname={database}"
 
     async def run(self, database: str, *statements: str) -> None:
         """Run statements, each in a transaction of its own."""
         await trio.to_thread.run_sync(_run, self.dsn(database), statements)
+
+    @asynccontextmanager
+    async def open_database(self, name: str) -> AsyncIterator[str]:
+        """Make an empty database, and drop it in the end; yields its connection string."""
+        await self.run("postgres", f'CREATE DATABASE "{name}"')
+        try:
+            yield self.dsn(name)
+        finally:
+            with trio.move_on_after(DROP_SECONDS, shield=True):
+                await self.run("postgres", f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 def _run(dsn: str, statements: tuple[str, ...]) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement.encode())
+
+
+async def _wait_version(dsn: str) -> str:
+    """Wait until a server that listens also works, and return its version."""
+    with trio.fail_after(START_SECONDS):
+        while True:
+            try:
+                return await trio.to_thread.run_sync(_version, dsn)
+            except psycopg.OperationalError:  # "the database system is starting up"
+                await trio.sleep(POLL_SECONDS)
 
 
 def _version(dsn: str) -> str:
@@ -58,15 +86,40 @@ def _version(dsn: str) -> str:
 
 
 @asynccontextmanager
-async def open_postgres(data_dir: Path) -> AsyncIterator[Postgres]:
-    """Run a PostgreSQL with an empty database for each side; leaving stops it.
+async def open_postgres(scratch: Path) -> AsyncIterator[Postgres]:
+    """Run a PostgreSQL with its data in `scratch`; leaving stops it.
 
-    `data_dir` must be on the kind of disk that is to be measured.
+    Its programs are those that the embedded server would use: the wheel's, or else the system's.
+    `scratch` must be on the kind of disk that is to be measured.
     """
-    async with open_embedded(data_dir, settings=SETTINGS) as embedded:
-        dsn = f"host={embedded.host} port={embedded.port} user=postgres dbname=postgres"
-        version = await trio.to_thread.run_sync(_version, dsn)
-        postgres = Postgres(embedded.pid, embedded.host, embedded.port, version)
-        for database in (BROKER_DATABASE, FLOOR_DATABASE):
-            await postgres.run("postgres", f"CREATE DATABASE {database}")
-        yield postgres
+    data = scratch / "postgres"
+    account = choose_account(data)
+    data.mkdir()
+    account.give(data)
+    binaries = find_binaries(account=account)
+    made = await trio.to_thread.run_sync(
+        account.run,
+        binaries.bin_dir / "initdb",
+        *(f"--pgdata={data}", f"--username={USER}", "--auth=trust", "--encoding=UTF8"),
+        *("--locale=C", "--no-instructions"),
+    )
+    if made.returncode != 0:
+        raise RuntimeError(f"initdb failed: {made.stderr}")
+    [port] = free_ports(1)
+    settings = {
+        **SETTINGS,
+        "listen_addresses": HOST,
+        "port": str(port),
+        "unix_socket_directories": "",
+    }
+    command = [str(binaries.bin_dir / "postgres"), "-D", str(data)]
+    command += [f"--{name}={value}" for name, value in settings.items()]
+    log = scratch / "postgres.log"
+    options = account.popen_options()
+    environment = options.pop("env")
+    async with open_process(
+        command, log, environment=environment, stop_signal=SIGINT, **options
+    ) as process:
+        await wait_listening(process, port, log)
+        dsn = f"host={HOST} port={port} user={USER} dbname=postgres"
+        yield Postgres(process.pid, port, await _wait_version(dsn))

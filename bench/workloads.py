@@ -1,23 +1,26 @@
-"""The workloads: what each one does to a side, and how its count is checked."""
+"""The workloads: what each one does to a system, and how its count is checked."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import statistics
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import psycopg
 import trio
 
-from bench import floor
-from bench.connection import HOST
-from bench.load import Load, Side, Work
-from bench.measure import Sample, Site, WrongCount, run_clients
-from bench.postgres import BROKER_DATABASE, FLOOR_DATABASE
+from bench.load import Load, Work
+from bench.measure import Clients, Sample, Site, WrongCount
+from bench.peers import FLOOR, OURS
+from bench.processes import HOST
+from bench.systems import Setup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from bench.postgres import Postgres
 
 PRODUCERS: Final = 16
 CONSUMERS: Final = 8
@@ -31,11 +34,16 @@ NUMBERS_APART: Final = 10**9
 NOT_FOUND: Final = 404
 # Creating a queue is a commit of its own; on a busy machine 64 at once take a second.
 QUEUE_SECONDS: Final = 0.02
+# A slow system gets a smaller backlog, and may leave some of it.
+FILL_SECONDS: Final = 15.0
+DRAIN_SECONDS: Final = 18.0
+CHURN_SECONDS: Final = 120.0
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How much of it: lengths in seconds, messages, samples, parked polls, partitions."""
+    """How much of it: lengths in seconds, messages, samples, parked polls, partitions; `minutes`
+    of memory."""
 
     seconds: float = 3.0
     backlog: int = 40_000
@@ -43,45 +51,62 @@ class Sizes:
     polls: int = 2_000
     partitions: int = 20_000
     idle_seconds: float = 5.0
+    minutes: float = 1.0
 
 
 @attrs.frozen
 class Trial:
-    """One try of a workload: who is measured, how much, on a queue of its own."""
+    """One try of a workload: what is measured, how much, on a queue of its own."""
 
+    peer: str
     site: Site
-    side: Side
+    postgres: Postgres
+    clients: Clients
     queue: str
     sizes: Sizes
+    tell: Callable[[str], None] = print
 
     def load(self, work: Work, **options: Any) -> Load:
-        """A load for this trial's side."""
-        broker = self.side is Side.BROKER
-        address = str(self.site.broker.port) if broker else self.site.postgres.dsn(FLOOR_DATABASE)
-        return Load(side=self.side, work=work, address=address, queue=self.queue, **options)
+        """A load for this trial's system."""
+        return Load(
+            peer=self.peer,
+            work=work,
+            address=self.site.address,
+            consumer_address=self.site.consumer_address,
+            queue=self.queue,
+            **options,
+        )
 
-    @property
-    def database(self) -> str:
-        return BROKER_DATABASE if self.side is Side.BROKER else FLOOR_DATABASE
+    async def reset(self) -> str:
+        """Leave an empty queue and nothing to flush of earlier work; returns versions."""
+        versions = await self.clients.prepare(self.load(Work.PREPARE))
+        if self.site.database is not None:
+            await self.postgres.run("postgres", "CHECKPOINT")
+        return versions
 
-    async def reset(self, *more: str) -> None:
-        """Leave nothing to flush that an earlier workload wrote, and an empty table."""
-        if self.side is Side.FLOOR:
-            await self.site.postgres.run(FLOOR_DATABASE, *floor.RESET, *more)
-        await self.site.postgres.run("postgres", "CHECKPOINT")
+    async def analyze(self) -> None:
+        """As autovacuum would within a minute; a table planned as empty is slow for everyone."""
+        if self.site.database is not None:
+            await self.postgres.run(self.site.database, "ANALYZE")
 
-    async def stored(self) -> int:
-        """How many messages the side says that it has got in this queue (none: it isn't there)."""
-        return await trio.to_thread.run_sync(_stored, self.load(Work.PUSH))
+    async def stored(self) -> int | None:
+        """How many messages the system says that it holds in this queue; None: we don't ask it."""
+        if self.peer == OURS:
+            return await trio.to_thread.run_sync(_stored_in_broker, self.site.address, self.queue)
+        if self.peer == FLOOR:
+            return await trio.to_thread.run_sync(_stored_in_table, self.site.address)
+        return None
 
 
-def _stored(load: Load) -> int:
-    if load.side is Side.FLOOR:
-        with psycopg.connect(load.address) as connection:
-            row = connection.execute("SELECT count(*) FROM floor").fetchone()
-            return int(row[0]) if row else 0
-    broker = http.client.HTTPConnection(HOST, int(load.address), timeout=60)
-    broker.request("GET", f"/api/v1/resources/queues/{load.queue}")
+def _stored_in_table(address: str) -> int:
+    with psycopg.connect(address) as connection:
+        row = connection.execute("SELECT count(*) FROM floor").fetchone()
+        return int(row[0]) if row else 0
+
+
+def _stored_in_broker(address: str, queue: str) -> int:
+    broker = http.client.HTTPConnection(HOST, int(address), timeout=60)
+    broker.request("GET", f"/api/v1/resources/queues/{queue}")
     with broker.getresponse() as answer:
         if answer.status == NOT_FOUND:
             return 0
@@ -103,49 +128,56 @@ async def _push(trial: Trial, batch: int, partitions: int, warmup: int) -> Sampl
         warmup=warmup,
     )
     before = await trial.stored()
-    sample = await run_clients(
+    sample = await trial.clients.run(
         trial.site, [attrs.evolve(load, first=n * NUMBERS_APART) for n in range(PROCESSES)]
     )
-    _expect("messages stored", await trial.stored() - before, sample.count + sample.unmeasured)
+    after = await trial.stored()
+    if before is not None and after is not None:
+        _expect("messages stored", after - before, sample.count + sample.unmeasured)
     return sample
 
 
 async def _drain(trial: Trial, partitions: int, groups: int = 0) -> Sample:
-    backlog = trial.sizes.backlog // BATCH * BATCH
     fill = trial.load(
-        Work.PUSH, connections=PRODUCERS, batch=BATCH, partitions=partitions, count=backlog
+        Work.PUSH,
+        connections=PRODUCERS,
+        batch=BATCH,
+        partitions=partitions,
+        count=trial.sizes.backlog // BATCH * BATCH,
+        seconds=FILL_SECONDS,
     )
-    filled = (await run_clients(trial.site, [fill])).count
-    # As autovacuum would within a minute; a table planned as empty is slow for both sides.
-    await trial.site.postgres.run(trial.database, "ANALYZE")
-    consumers = GROUPS if groups else CONSUMERS // PROCESSES
-    load = trial.load(Work.DRAIN, connections=consumers, batch=BATCH, groups=groups)
-    sample = await run_clients(trial.site, [load] * PROCESSES)
-    times = max(groups, 1)
-    _expect("messages consumed", sample.count, filled * times)
-    # Numbers 0 to n-1, each once (for each group).
-    _expect("sum of the numbers consumed", sample.total, filled * (filled - 1) // 2 * times)
+    filled = (await trial.clients.run(trial.site, [fill])).count
+    await trial.analyze()
+    load = trial.load(
+        Work.DRAIN,
+        connections=groups or CONSUMERS // PROCESSES,
+        batch=BATCH,
+        groups=groups,
+        seconds=DRAIN_SECONDS,
+    )
+    sample = await trial.clients.run(trial.site, [load] * PROCESSES)
+    if not sample.is_late:
+        times = max(groups, 1)
+        _expect("messages consumed", sample.count, filled * times)
+        # Numbers 0 to n-1, each once (for each group).
+        _expect("sum of the numbers consumed", sample.total, filled * (filled - 1) // 2 * times)
     return sample
 
 
 async def push_single(trial: Trial) -> Sample:
-    await trial.reset()
     return await _push(trial, 1, PARTITIONS, warmup=30)
 
 
 async def push_batches(trial: Trial) -> Sample:
-    await trial.reset()
     return await _push(trial, BATCH, PARTITIONS, warmup=3)
 
 
 async def drain(trial: Trial) -> Sample:
-    await trial.reset()
     return await _drain(trial, PARTITIONS)
 
 
 async def latency(trial: Trial) -> Sample:
-    await trial.reset(*floor.NOTIFY)
-    sample = await run_clients(
+    sample = await trial.clients.run(
         trial.site, [trial.load(Work.LATENCY, count=trial.sizes.samples, partitions=PARTITIONS)]
     )
     sent = sample.count
@@ -154,36 +186,55 @@ async def latency(trial: Trial) -> Sample:
 
 
 async def fan_out(trial: Trial) -> Sample:
-    await trial.reset()
     return await _drain(trial, PARTITIONS, groups=GROUPS)
 
 
 async def parked(trial: Trial) -> Sample:
-    await trial.reset()
     woken = min(trial.sizes.samples, trial.sizes.polls)
-    sample = await run_clients(
-        trial.site,
-        [
-            trial.load(
-                Work.PARK,
-                connections=trial.sizes.polls,
-                count=woken,
-                partitions=1,
-                seconds=trial.sizes.polls * QUEUE_SECONDS,
-            )
-        ],
-        idle_seconds=trial.sizes.idle_seconds,
+    load = trial.load(
+        Work.PARK,
+        connections=trial.sizes.polls,
+        count=woken,
+        partitions=1,
+        seconds=trial.sizes.polls * QUEUE_SECONDS,
     )
+    sample = await trial.clients.run(trial.site, [load], idle_seconds=trial.sizes.idle_seconds)
     _expect("polls woken", sample.count, woken)
     return sample
 
 
+async def churn(trial: Trial) -> Sample:
+    """Push and drain at once, again and again; returns the last, with the broker's memory."""
+    backlog = trial.sizes.backlog // BATCH * BATCH
+    push = trial.load(
+        Work.PUSH, connections=PRODUCERS, batch=BATCH, count=backlog, seconds=CHURN_SECONDS
+    )
+    drain = trial.load(Work.DRAIN, connections=CONSUMERS, batch=BATCH, seconds=CHURN_SECONDS)
+    until = trio.current_time() + trial.sizes.minutes * 60
+    memory: list[float] = []
+    while trio.current_time() < until or len(memory) < 3:
+        both = await trial.clients.run(trial.site, [push, drain])
+        # What the consumers had left when they caught up with the producers.
+        rest = await trial.clients.run(trial.site, [drain], allow_none=True)
+        # Numbers 0 to n-1, each sent once and received once.
+        _expect("messages sent and consumed", both.count + rest.count, 2 * backlog)
+        _expect("sum of their numbers", both.total + rest.total, backlog * (backlog - 1))
+        memory.append(rest.broker_rss_mib)
+        trial.tell(f"i  {memory[-1]:.1f} MiB of RSS after {len(memory) * backlog:,} messages")
+    third = len(memory) // 3
+    return attrs.evolve(
+        both,
+        early_rss_mib=statistics.median(memory[third : 2 * third]),
+        late_rss_mib=statistics.median(memory[2 * third :]),
+    )
+
+
 async def _make_partitions(trial: Trial) -> None:
-    await trial.reset()
     made = trial.sizes.partitions
     create = trial.load(Work.CREATE, connections=4, count=made, partitions=made)
-    _expect("partitions made", (await run_clients(trial.site, [create])).count, made)
-    await trial.site.postgres.run(trial.database, "ANALYZE", "CHECKPOINT")
+    _expect("partitions made", (await trial.clients.run(trial.site, [create])).count, made)
+    await trial.analyze()
+    await trial.postgres.run("postgres", "CHECKPOINT")
 
 
 async def push_many_partitions(trial: Trial) -> Sample:
@@ -198,33 +249,29 @@ async def drain_many_partitions(trial: Trial) -> Sample:
 
 @attrs.frozen
 class Workload:
-    """One row of the table; `sides` are those that can do it."""
+    """One part of the table; `once` means that one round is enough."""
 
     title: str
     run: Callable[[Trial], Awaitable[Sample]]
-    sides: tuple[Side, ...] = (Side.BROKER,)
+    setup: Setup = Setup.ONE
+    for_all: bool = False  # for other systems than ours, too
+    once: bool = False
 
-
-_BOTH: Final = (Side.FLOOR, Side.BROKER)
 
 WORKLOADS: Final[Mapping[str, Workload]] = {
-    "a": Workload("push, 1 a request, 16 connections, 64 partitions", push_single, _BOTH),
-    "b": Workload("push, 100 a request, 16 connections, 64 partitions", push_batches, _BOTH),
-    "c": Workload("drain: pop 100 + ack, 8 consumers", drain, _BOTH),
-    "d": Workload("end to end, one message every 20 ms, one waiting consumer", latency, _BOTH),
+    "a": Workload("push, 1 a request, 16 connections, 64 partitions", push_single, for_all=True),
+    "b": Workload("push, 100 a request, 16 connections, 64 partitions", push_batches, for_all=True),
+    "c": Workload("drain: pop 100 + ack, 8 consumers", drain, for_all=True),
+    "d": Workload(
+        "end to end, one message every 20 ms, one waiting consumer", latency, for_all=True
+    ),
     "e": Workload("5 groups drain one backlog at once, 10 consumers", fan_out),
-    "f": Workload("parked long polls, one a queue; a push into some", parked),
-    "g": Workload("as b, with many partitions", push_many_partitions),
-    "h": Workload("as c, with many partitions", drain_many_partitions),
+    "f": Workload("parked long polls, one a queue; pushes into random ones", parked),
+    "gb": Workload("as b, with many partitions", push_many_partitions),
+    "gc": Workload("as c, with many partitions", drain_many_partitions),
+    "i": Workload("push and drain at once, for minutes: memory", churn, once=True),
+    "d2": Workload("as d, pushed to one broker, popped from another", latency, Setup.MESH),
+    "wa": Workload("as a, with 2 workers", push_single, Setup.WORKERS),
+    "wb": Workload("as b, with 2 workers", push_batches, Setup.WORKERS),
+    "wc": Workload("as c, with 2 workers", drain, Setup.WORKERS),
 }
-
-
-async def rounds(
-    site: Site, letters: str, sizes: Sizes, count: int
-) -> AsyncIterator[tuple[str, Side, Sample]]:
-    """Measure each workload on each of its sides, `count` times; the sides take turns."""
-    for number in range(count):
-        for letter in letters:
-            for side in WORKLOADS[letter].sides:
-                trial = Trial(site, side, f"bench_{letter}{number}", sizes)
-                yield letter, side, await WORKLOADS[letter].run(trial)

@@ -13,10 +13,14 @@ import psutil
 import pytest
 import trio
 
-from bench.load import Load, Outcome, Side, Work
+from bench import bars
+from bench.load import Load, Outcome, Work
 from bench.machine import Machine
 from bench.measure import Sample
-from bench.report import Report, Row
+from bench.peers import FLOOR, OURS
+from bench.report import Report
+from bench.results import Plan, Results
+from bench.systems import SYSTEMS
 from bench.workloads import Sizes
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 TINY = (
     *("--rounds", "1", "--seconds", "0.3", "--backlog", "1000", "--samples", "20"),
     *("--polls", "30", "--partitions", "200", "--idle-seconds", "0.3"),
+    *("--minutes", "0.01"),
 )
 
 
@@ -47,7 +52,8 @@ def bench(scratch: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_workload_is_measured_and_has_its_rows(scratch: Path, tmp_path: Path) -> None:
     details = tmp_path / "details.json"
-    ran = bench(scratch, *TINY, "--workloads", "abcdefgh", "--json", str(details))
+    workloads = "a,b,c,d,e,f,gb,gc,i,d2"
+    ran = bench(scratch, *TINY, "--workloads", workloads, "--json", str(details))
     assert ran.returncode == 0, ran.stderr
     assert not scratch.exists()
 
@@ -55,24 +61,27 @@ def test_every_workload_is_measured_and_has_its_rows(scratch: Path, tmp_path: Pa
     assert "cores" in lines[0]
     assert "fsync and synchronous_commit on" in lines[1]
     assert lines[-1].startswith("Counts and sums are right")
-    sides = [line.split()[0] for line in lines if line.startswith(("postgres ", "queen "))]
-    assert sides == ["postgres", "queen"] * 4 + ["queen"] * 4
+    systems = [line.split()[0] for line in lines if line.startswith((f"{FLOOR} ", f"{OURS} "))]
+    assert systems == [FLOOR, OURS] * 4 + [OURS] * 6
 
-    rows = json.loads(details.read_text())["rows"]
-    assert [row["workload"] for row in rows] == list("aabbccddefgh")
+    document = json.loads(details.read_text())
+    rows = document["rows"]
+    assert [row["workload"] for row in rows] == [*"aabbccddef", "gb", "gc", "i", "d2"]
     samples = {}
     for row in rows:
         [sample] = row["samples"]
         assert sample["count"] > 0
         assert 0 < sample["p50_ms"] <= sample["p99_ms"]
         assert row["rate"] == pytest.approx(sample["count"] / sample["seconds"])
-        samples[row["workload"], row["side"]] = sample
-    assert samples["c", "queen"]["count"] == 1000
-    assert samples["e", "queen"]["count"] == 5 * 1000
-    assert samples["f", "queen"]["count"] == 20
-    # CPU is charged to whom it belongs: the broker takes no part in the floor.
-    assert samples["a", "queen"]["broker_cpu"] > samples["a", "postgres"]["broker_cpu"]
-    assert rows[1]["ratio"] == pytest.approx(rows[1]["rate"] / rows[0]["rate"])
+        samples[row["workload"], row["system"]] = sample
+    assert samples["c", OURS]["count"] == 1000
+    assert samples["e", OURS]["count"] == 5 * 1000
+    assert samples["f", OURS]["count"] == 20
+    # CPU is charged to whom it belongs: no broker takes part in the floor.
+    assert samples["a", OURS]["broker_cpu"] > 0
+    assert samples["a", FLOOR]["broker_cpu"] == 0
+    # Every bar that needs no other system than these.
+    assert {bar["work"] for bar in document["bars"]} == set("bdefghi")
 
 
 async def test_a_signal_stops_what_was_started(scratch: Path) -> None:
@@ -103,13 +112,21 @@ def _descendants(pid: int) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def test_an_unknown_workload_is_refused(scratch: Path) -> None:
-    ran = bench(scratch, "--workloads", "az")
+    ran = bench(scratch, "--workloads", "a,z")
     assert ran.returncode == 2
-    assert "'az'" in ran.stderr
+    assert "'z'" in ran.stderr
+
+
+def test_a_system_that_is_not_installed_is_left_out(scratch: Path) -> None:
+    """The environment of the tests has no driver for NATS."""
+    ran = bench(scratch, *TINY, "--workloads", "a", "--systems", f"nats,{FLOOR}")
+    assert ran.returncode == 0, ran.stderr
+    assert "left out: nats, not installed: nats" in ran.stderr
+    assert FLOOR in ran.stdout
 
 
 def test_loads_and_outcomes_cross_a_pipe() -> None:
-    load = Load(side=Side.FLOOR, work=Work.DRAIN, address="host=/x", queue="q", groups=5)
+    load = Load(peer=FLOOR, work=Work.DRAIN, address="host=/x", queue="q", groups=5)
     assert Load.loads(load.dumps()) == load
     outcome = Outcome(
         count=1, total=2, unmeasured=3, begun=0.5, last=1.5, cpu=0.1, latencies=[0.25]
@@ -117,20 +134,54 @@ def test_loads_and_outcomes_cross_a_pipe() -> None:
     assert Outcome.loads(outcome.dumps()) == outcome
 
 
-def sample(*, machine_cpu: float) -> Sample:
-    """A second in which 1,000 messages took 0.9 s of CPU of ours."""
+def sample(*, count: int = 1000, machine_cpu: float = 1.0, p50_ms: float = 1.0) -> Sample:
+    """A second in which so many messages took 0.9 s of CPU of ours."""
     return Sample(
-        count=1000, total=0, unmeasured=0, seconds=1.0, elapsed=1.0, p50_ms=1.0, p99_ms=2.0,
-        client_cpu=0.3, broker_cpu=0.4, postgres_cpu=0.2, machine_cpu=machine_cpu,
-        broker_rss_mib=50.0, broker_pss_mib=45.0, postgres_pss_mib=80.0, grown_mib=0.0,
-        idle_broker_cores=0.0, idle_postgres_cores=0.0,
+        count=count, total=0, unmeasured=0, is_late=False, seconds=1.0, elapsed=1.0,
+        p50_ms=p50_ms, p99_ms=2.0, client_cpu=0.3, broker_cpu=0.4, postgres_cpu=0.2,
+        machine_cpu=machine_cpu, broker_rss_mib=50.0, broker_pss_mib=45.0, postgres_pss_mib=80.0,
+        grown_mib=0.0, idle_broker_cores=0.0, idle_postgres_cores=0.0, idle_other_cores=0.0,
     )  # fmt: skip
+
+
+def results(samples: dict[tuple[str, str], list[Sample]], *, rounds: int = 1) -> Results:
+    workloads = sorted({workload for workload, _ in samples})
+    systems = [SYSTEMS[name] for name in SYSTEMS if name in {peer for _, peer in samples}]
+    return Results(Plan(workloads, systems, Sizes(), rounds, extra=1), samples)
 
 
 @pytest.mark.parametrize(("machine_cpu", "claim"), [(1.2, True), (1.3, False)])
 def test_a_shared_machine_makes_no_claim(machine_cpu: float, claim: bool) -> None:
     machine = Machine("X", 2, 4.0, "Linux 6", "3.11", "18", "ext4", 100.0)
-    samples = [sample(machine_cpu=1.0), sample(machine_cpu=machine_cpu)]
-    report = Report(machine, Sizes(), 2, [Row("a", Side.BROKER, samples)])
+    samples = [sample(), sample(machine_cpu=machine_cpu)]
+    report = Report(machine, results({("a", OURS): samples}, rounds=2), "uvloop")
     assert report.is_claim is claim
     assert ("NO CLAIM" in report.text()) is not claim
+
+
+def test_disturbed_measurements_are_repeated_and_the_quietest_count() -> None:
+    quiet, loud = sample(count=1), sample(count=2, machine_cpu=2.0)
+    taken = results({("a", OURS): [loud]})
+    assert taken.missing(SYSTEMS[OURS]) == ["a"]
+    taken.samples["a", OURS].append(quiet)
+    assert taken.missing(SYSTEMS[OURS]) == []
+    row = taken.row("a", OURS)
+    assert row is not None
+    assert row.samples == [quiet]
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"), [(1500, "met"), (1200, "met"), (900, "MISSED by 25%")]
+)
+def test_a_bar_is_met_at_its_ratio(ours: int, verdict: str) -> None:
+    taken = results({("a", OURS): [sample(count=ours)], ("a", "pgmq"): [sample(count=1000)]})
+    [bar] = [bar for bar in bars.bars(taken) if bar.against == "pgmq"]
+    assert bar.ratio == ours / 1000
+    assert bar.verdict() == verdict
+    assert verdict in bar.line()
+
+
+def test_latency_has_a_bar_from_above() -> None:
+    taken = results({("d", OURS): [sample(p50_ms=1.5)], ("d", FLOOR): [sample(p50_ms=1.0)]})
+    p50, p99 = bars.bars(taken)
+    assert (p50.verdict(), p99.verdict()) == ("MISSED by 7%", "met")

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import psycopg
-
 from bench.load import payload
+from bench.peers import postgres
+from bench.peers.peer import Peer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from bench.load import Load
+    import psycopg
 
-RESET: Final = (
+_RESET: Final = (
     "DROP TABLE IF EXISTS floor",
     "CREATE TABLE floor (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
     " created_at timestamptz NOT NULL DEFAULT now(), payload jsonb NOT NULL)",
 )
-NOTIFY: Final = (
+_NOTIFY: Final = (
     "CREATE OR REPLACE FUNCTION floor_wake() RETURNS trigger LANGUAGE plpgsql AS"
     " $$BEGIN PERFORM pg_notify('floor', ''); RETURN NULL; END$$",
     "CREATE TRIGGER floor_wake AFTER INSERT ON floor EXECUTE FUNCTION floor_wake()",
@@ -58,13 +58,24 @@ class FloorConnection:
             )
             return [row[0]["i"] for row in await cursor.fetchall()]
 
-    async def notifications(self) -> AsyncIterator[None]:
-        """Yield whenever something has been inserted."""
-        await self._connection.execute("LISTEN floor")
-        async for _ in self._connection.notifies():
-            yield
 
+class PgRaw(Peer):
+    """One table."""
 
-async def connect_floor(load: Load, index: int) -> FloorConnection:
-    """Open a connection."""
-    return FloorConnection(await psycopg.AsyncConnection.connect(load.address, autocommit=True))
+    async def prepare(self) -> str:
+        await postgres.run(self.load.address, *_RESET)
+        return postgres.driver()
+
+    async def producers(self, count: int) -> Sequence[FloorConnection]:
+        return [FloorConnection(await postgres.connect(self.load.address)) for _ in range(count)]
+
+    consumers = producers
+
+    async def listen(self, received: Callable[[Sequence[int]], None]) -> None:
+        await postgres.run(self.load.address, *_NOTIFY)
+        listener = await postgres.connect(self.load.address)
+        await listener.execute("LISTEN floor")
+        [consumer] = await self.consumers(1)
+        async for _ in listener.notifies():
+            while numbers := await consumer.take(100):
+                received(numbers)
