@@ -21,6 +21,10 @@ INTRODUCTION = """\
 `Accept` header asks for it, in OpenMetrics; it needs no token and asks no database. A Prometheus
 scrapes every broker by itself. Counters start at 0 with the process.
 
+With `serve --workers N` any worker answers for all of its host: every metric has the label `worker`
+besides, 0 to N-1, and `queen_worker_up` tells whose counts are there. One that doesn't answer its
+sibling within a second is left out. So one scrape of the port has it all; sums are PromQL's.
+
 [compose/alerts.yml](../../compose/alerts.yml) has alert rules,
 [compose/grafana-dashboard.json](../../compose/grafana-dashboard.json) a dashboard for Grafana.
 

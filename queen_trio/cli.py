@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 import structlog
 import trio
+from structlog.contextvars import bind_contextvars
 
 from queen_trio.config import boot_lines, load, reference_page, table
 from queen_trio.errors import ConfigError, QueenError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
+MAX_WORKERS = 32  # each has a mesh link to each other
 
 log = structlog.get_logger()
 
@@ -47,21 +50,40 @@ def main() -> None:
 
 
 @main.command()
-def serve() -> None:
+@click.option(
+    "--workers",
+    type=click.IntRange(1, MAX_WORKERS),
+    default=1,
+    show_default=True,
+    help="Broker processes on this port, for as many cores.",
+)
+@click.option("--place", hidden=True, help="Of a worker; its supervisor says it.")
+def serve(workers: int, place: str | None) -> None:
     """Run the broker until SIGTERM or SIGINT.
 
     Without PG_HOST it starts a PostgreSQL of its own, in QUEEN_DATA_DIR (./queen-data).
     """
     config = _load()
     configure(level=config.logging.level, json=config.logging.json)
+    worker = None
+    if place is not None:
+        from queen_trio.workers.worker import Place, Worker
+
+        worker = Worker(Place.decode(place))
+        bind_contextvars(worker=worker.place.index)
     for event, values in boot_lines(config):
         log.info(event, **values)
     for warning in config.warnings:
         log.warning(warning)
 
-    from queen_trio import daemon  # here, so that `config` and `--help` don't load a broker
+    # Here, so that `config` and `--help` don't load a broker.
+    if workers > 1:
+        from queen_trio.workers import supervisor
 
-    sys.exit(exit_code(daemon.run, config))
+        sys.exit(exit_code(partial(supervisor.run, count=workers), config))
+    from queen_trio import daemon
+
+    sys.exit(exit_code(partial(daemon.run, worker=worker), config))
 
 
 @main.command("config")
@@ -204,4 +226,5 @@ def _log_fatal(group: BaseExceptionGroup[QueenError]) -> None:
         if isinstance(error, BaseExceptionGroup):
             _log_fatal(error)
         else:
-            log.critical(f"FATAL: {error}")
+            for fault in error.faults if isinstance(error, ConfigError) else [error]:
+                log.critical(f"FATAL: {fault}")

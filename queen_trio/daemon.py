@@ -34,8 +34,9 @@ from queen_trio import boot
 from queen_trio.broker import Broker, open_broker, traffic
 from queen_trio.broker.outage import ride_out
 from queen_trio.config import Config, DrainParked
-from queen_trio.errors import DatabaseError, DatabaseUnavailable, QueenError
+from queen_trio.errors import DatabaseError, DatabaseUnavailable
 from queen_trio.grace import Grace
+from queen_trio.http import host
 from queen_trio.http import server as http_server
 from queen_trio.http.app import App
 from queen_trio.http.limits import HttpLimits
@@ -54,9 +55,11 @@ from queen_trio.supervision import run_vital, supervise
 from queen_trio.watchdog import serve_watchdog
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator
 
     from queen_trio.http.guard import Guard
+    from queen_trio.workers.worker import Worker
 
 log = structlog.get_logger(__name__)
 
@@ -68,9 +71,10 @@ AFTER_HTTP_SECONDS: Final = 5.0
 LAST_COUNTS_SECONDS: Final = 1.0
 
 
-async def run(config: Config) -> int:
+async def run(config: Config, worker: Worker | None = None) -> int:
     """Run a broker until SIGTERM or SIGINT and return the process's exit code.
 
+    As a `worker` it serves on the sockets that it inherits, and stops with its supervisor, too.
     Raises `QueenError` (possibly in a group) when the boot fails or http dies.
     """
     boot.raise_file_limit()
@@ -82,8 +86,10 @@ async def run(config: Config) -> int:
         async with trio.open_nursery() as root:
             await root.start(serve_watchdog, WATCHDOG_SECONDS)
             root.start_soon(stop.watch, signals)
+            if worker is not None:
+                root.start_soon(stop.watch_supervisor, worker)
             with stop.scope:
-                await _serve(config, stop, guard, mesh)
+                await _serve(config, stop, guard, mesh, worker)
             root.cancel_scope.cancel()
     log.info("stopped", in_time=trio.current_time() < stop.scope.deadline)
     if stop.failure is not None:
@@ -108,21 +114,30 @@ class _Stop:
 
     async def watch(self, signals: AsyncIterator[int]) -> None:
         """Request a stop at the first signal, exit the process at the second."""
+        signalled = False
         async for number in signals:
             name = signal.Signals(number).name
-            if self.requested.is_set():
+            if signalled:
                 log.warning("second signal, exiting at once", signal=name)
                 os._exit(EXIT_SECOND_SIGNAL)
+            signalled = True
             log.info("stopping", signal=name)
             self._request()
+
+    async def watch_supervisor(self, worker: Worker) -> None:
+        """Request a stop when the supervisor wants it, or is dead."""
+        await worker.wait_released()
+        log.info("stopping", reason="the supervisor stops")
+        self._request()
 
     def fail(self, error: Exception) -> None:
         """Request a stop because a part died that the others are nothing without."""
         self.failure = error
-        if not self.requested.is_set():
-            self._request()
+        self._request()
 
     def _request(self) -> None:
+        if self.requested.is_set():
+            return
         self.requested.set()
         self.scope.deadline = trio.current_time() + self._timeout_seconds
         self.grace.limit(self.scope.deadline)
@@ -132,7 +147,13 @@ class _Stop:
             self.scope.cancel()
 
 
-async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNode | None) -> None:
+async def _serve(
+    config: Config,
+    stop: _Stop,
+    guard: Guard | None,
+    mesh: MeshNode | None,
+    worker: Worker | None,
+) -> None:
     async with AsyncExitStack() as stack:
         data_dir = boot.embedded_data_dir(config)
         settings = await stack.enter_async_context(boot.open_postgres(config, data_dir, stop.grace))
@@ -157,15 +178,22 @@ async def _serve(config: Config, stop: _Stop, guard: Guard | None, mesh: MeshNod
             if mesh is not None:
                 serve_mesh = partial(mesh.serve, broker.local_hints)
                 services.start_soon(supervise, "mesh", serve_mesh, restarts)
+            if worker is not None:
+                broker.siblings = worker.siblings
+                answer_siblings = partial(worker.siblings.serve, partial(host.answer, broker))
+                services.start_soon(supervise, "siblings", answer_siblings, restarts)
             services.start_soon(supervise, "jobs", partial(serve_jobs, jobs), restarts)
             if guard is not None:
                 services.start_soon(supervise, "signing keys", guard.serve, restarts)
             async with trio.open_nursery() as http:
-                run_http = partial(_run_http, config, broker, guard, drain)
+                inherited = [] if worker is None else worker.listeners
+                run_http = partial(_run_http, config, broker, guard, inherited, drain)
                 addresses = await http.start(run_vital, "http", run_http, stop.fail)
                 for address in addresses:
                     log.info("listening", address=address[0], port=address[1])
                 stop.serving = True
+                if worker is not None:
+                    await worker.report_serving()
                 await stop.requested.wait()
                 broker.drain(answer_parked=config.server.drain_parked is DrainParked.ANSWER)
                 drain.set()
@@ -194,6 +222,7 @@ async def _run_http(
     config: Config,
     broker: Broker,
     guard: Guard | None,
+    inherited: list[socket.socket],
     drain: trio.Event,
     *,
     task_status: trio.TaskStatus[list[tuple[str, int]]],
@@ -204,12 +233,7 @@ async def _run_http(
         keep_alive_seconds=config.server.keep_alive_ms / 1000,
     )
     tls = http_server.tls_files(config.server)
-    try:
-        listeners = await bind_listeners(config.server.bind_addr, config.server.port)
-    except OSError as error:
-        raise QueenError(
-            f"can't listen on {config.server.bind_addr}:{config.server.port}: {error.strerror}"
-        ) from error
+    listeners = inherited or await bind_listeners(config.server.bind_addr, config.server.port)
     await http_server.serve(
         App(broker, guard),
         listeners,

@@ -102,6 +102,9 @@ PROCESS_START = _gauge("process_start_time_seconds", "When it started, as a Unix
 PROCESS_OPEN_FDS = _gauge("process_open_fds", "File descriptors in use.")
 PROCESS_MAX_FDS = _gauge("process_max_fds", "File descriptors that it may use.")
 
+# -- workers (absent without `--workers`) --------------------------------------------------------
+WORKER_UP = _gauge("queen_worker_up", "1 for a worker whose counts are in this answer.", "worker")
+
 # -- requests ----------------------------------------------------------------------------------
 REQUEST_SECONDS = _histogram(
     "queen_request_seconds",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
+from attrs import define
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -25,26 +26,39 @@ BACKOFF_MAX_SECONDS: Final = 30.0
 HEALTHY_SECONDS: Final = 60.0
 
 
+@define(eq=False)
+class Backoff:
+    """The pauses before new starts: 250 ms, doubling to 30 s; from the beginning after health."""
+
+    _next: float = BACKOFF_FIRST_SECONDS
+
+    def seconds_after(self, lived_seconds: float) -> float:
+        """Return the pause after a life of so long; it is jittered."""
+        if lived_seconds >= HEALTHY_SECONDS:
+            self._next = BACKOFF_FIRST_SECONDS
+        seconds = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
+        self._next = min(self._next * 2, BACKOFF_MAX_SECONDS)
+        return seconds
+
+
 async def supervise(name: str, run: Callable[[], Awaitable[None]], restarts: Counter[str]) -> None:
     """Run `run` again and again until it returns or we are cancelled.
 
     A crash is logged with its traceback and counted in `restarts`; the next start waits 250 ms,
     doubling to 30 s, jittered, and from the beginning after a minute of health.
     """
-    backoff = BACKOFF_FIRST_SECONDS
+    backoff = Backoff()
     while True:
         started = trio.current_time()
         try:
             await run()
         except Exception:  # the supervisor's boundary
             restarts[name] += 1
-            if trio.current_time() - started >= HEALTHY_SECONDS:
-                backoff = BACKOFF_FIRST_SECONDS
-            log.exception("nursery crashed, restarting", nursery=name, in_seconds=round(backoff, 3))
+            pause = backoff.seconds_after(trio.current_time() - started)
+            log.exception("nursery crashed, restarting", nursery=name, in_seconds=round(pause, 3))
         else:
             return
-        await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
-        backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
+        await trio.sleep(pause)
 
 
 class Startable(Protocol):

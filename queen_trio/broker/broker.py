@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from queen_trio.spool import Spool
     from queen_trio.store.queries import Store
 
+    from .siblings import Siblings
+
 
 @define(eq=False, kw_only=True)
 class Broker:
@@ -88,6 +90,8 @@ class Broker:
     restarts: Counter[str] = field(factory=Counter)
     # Set by the daemon.
     job_statistics: Callable[[], Sequence[JobStatistics]] = tuple
+    # Set by the daemon, where this broker is one of several workers.
+    siblings: Siblings | None = None
     # Set by the daemon, where there is a mesh.
     mesh_statistics: Callable[[], MeshStatistics] | None = None
 

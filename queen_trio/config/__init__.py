@@ -22,6 +22,7 @@ from .server import (
 )
 from .storage import FileBufferConfig, PostgresConfig
 from .sync import SyncConfig
+from .workers import worker_environments
 
 __all__ = [
     "AdmissionBand",
@@ -45,4 +46,5 @@ __all__ = [
     "load",
     "reference_page",
     "table",
+    "worker_environments",
 ]

@@ -70,6 +70,11 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
     return attrs.evolve(config, warnings=tuple(warnings))
 
 
+def own_environment() -> dict[str, str]:
+    """The process's environment as a child inherits it."""
+    return dict(os.environ)
+
+
 def _spelled(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """For each variable that is set, the spelling to read it by; and warnings."""
     spelled: dict[str, str] = {}

@@ -105,5 +105,8 @@ class SyncConfig:
         A uniform list names this one too; it is known by its server id, as the host name or the
         first label of it. Where that tells nothing, the count is one too high.
         """
-        others = [p for p in self.peers if self.server_id not in (p.host, p.host.split(".")[0])]
-        return 1 + len(others)
+        return 1 + len([peer for peer in self.peers if not self.is_named_by(peer)])
+
+    def is_named_by(self, peer: Peer) -> bool:
+        """Tell whether an entry of the list is seen to be this broker itself."""
+        return self.server_id in (peer.host, peer.host.split(".")[0])

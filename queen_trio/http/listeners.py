@@ -7,6 +7,8 @@ import socket
 
 import trio
 
+from queen_trio.errors import QueenError
+
 BACKLOG = 4096
 """Connections the kernel holds for us: a reconnecting fleet arrives at once (see somaxconn)."""
 
@@ -27,9 +29,18 @@ async def bind_listeners(
     """Return non-blocking listening sockets, one per address that `bind_addr` means.
 
     A name, an IPv4 or an IPv6 address; "" and "*" mean every IPv4 and IPv6 address. With port 0
-    all of them share the port that the first one got. Raises OSError; nothing stays open then.
-    The caller owns the sockets until it hands them to a server.
+    all of them share the port that the first one got. Raises `QueenError` with the address;
+    nothing stays open then. The caller owns the sockets until it hands them to a server.
     """
+    try:
+        return await _bind(bind_addr, port, backlog, user_timeout_ms)
+    except OSError as error:
+        raise QueenError(f"can't listen on {bind_addr}:{port}: {error.strerror}") from error
+
+
+async def _bind(
+    bind_addr: str, port: int, backlog: int, user_timeout_ms: int
+) -> list[socket.socket]:
     host = None if bind_addr in _EVERY_ADDRESS else bind_addr.strip("[]")
     found = await trio.socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

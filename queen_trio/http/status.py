@@ -5,9 +5,11 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 from attrs import asdict
 
+from queen_trio.broker.siblings import Topic
 from queen_trio.errors import DatabaseError
 
 from .codec import json_response
@@ -95,15 +97,42 @@ async def status(broker: Broker, request: Request) -> Response:
 
 
 async def metrics(broker: Broker, request: Request) -> Response:
-    """Show this process's gauges as JSON."""
+    """Show this process's gauges as JSON; with siblings, the sums of them all, and each."""
+    own = _gauges(broker)
+    if broker.siblings is None:
+        return json_response({"serverId": broker.config.sync.server_id, **own})
+    answers = await broker.siblings.ask(Topic.METRICS)
+    workers = {index: _decode(answer) for index, answer in answers.items() if answer}
+    workers[broker.siblings.index] = own
+    sums = {
+        part: {name: sum(each[part][name] for each in workers.values()) for name in own[part]}
+        for part in own
+    }
     return json_response(
         {
             "serverId": broker.config.sync.server_id,
-            "pool": asdict(broker.store.pool.statistics()),
-            "wakeups": asdict(broker.wakeups.statistics()),
-            "encryption": asdict(broker.encryption.statistics()),
+            **sums,
+            "workers": [{"worker": index, **each} for index, each in sorted(workers.items())],
+            "workersMissing": sorted(index for index, answer in answers.items() if not answer),
         }
     )
+
+
+def for_siblings(broker: Broker) -> bytes:
+    """Say what this worker's gauges show."""
+    return msgspec.json.encode(_gauges(broker))
+
+
+_Gauges = dict[str, dict[str, int]]
+_decode: Final = msgspec.json.Decoder(_Gauges).decode
+
+
+def _gauges(broker: Broker) -> _Gauges:
+    return {
+        "pool": asdict(broker.store.pool.statistics()),
+        "wakeups": asdict(broker.wakeups.statistics()),
+        "encryption": asdict(broker.encryption.statistics()),
+    }
 
 
 ROUTES = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from queen_trio.broker.maintenance import Switch
+from queen_trio.broker.siblings import Topic
 
 from .codec import decode_untrusted, json_response
 
@@ -24,13 +25,12 @@ _switched: Final = msgspec.json.Decoder(_Switched)
 
 
 async def show_maintenance(broker: Broker, request: Request) -> Response:
-    """Show both modes and this broker's spool."""
+    """Show both modes and this broker's spool; with siblings, the spools of all."""
     return json_response(
         {
             "maintenanceMode": broker.maintenance.push,
             "popMaintenanceMode": broker.maintenance.pop,
-            **_buffered(broker),
-            "bufferStats": _statistics(broker),
+            **await _buffers(broker),
         }
     )
 
@@ -40,10 +40,12 @@ async def set_maintenance(broker: Broker, request: Request) -> Response:
     enabled = decode_untrusted(_switched, request.body).enabled
     await broker.maintenance.store(Switch.PUSH, enabled=enabled)
     broker.hints.maintenance_set(enabled)
+    buffers = await _buffers(broker)
     return json_response(
         {
             "maintenanceMode": enabled,
-            **_buffered(broker),
+            "bufferedMessages": buffers["bufferedMessages"],
+            "bufferHealthy": buffers["bufferHealthy"],
             "message": "pushes go to the spool"
             if enabled
             else "pushes are committed, the spool is being replayed",
@@ -70,15 +72,37 @@ async def set_pop_maintenance(broker: Broker, request: Request) -> Response:
 
 
 async def show_buffers(broker: Broker, request: Request) -> Response:
-    """Show what waits in this broker's spool, and what was set aside."""
-    return json_response(_buffered(broker) | {"bufferStats": _statistics(broker)})
+    """Show what waits in this broker's spool and what was set aside; with siblings, of all."""
+    return json_response(await _buffers(broker))
 
 
-def _buffered(broker: Broker) -> dict[str, Any]:
+async def _buffers(broker: Broker) -> dict[str, Any]:
+    own = _own_buffer(broker)
+    if broker.siblings is None:
+        return own
+    answers = await broker.siblings.ask(Topic.BUFFERS)
+    workers = {index: msgspec.json.decode(answer) for index, answer in answers.items() if answer}
+    workers[broker.siblings.index] = own
+    return {
+        "bufferedMessages": sum(each["bufferedMessages"] for each in workers.values()),
+        "bufferHealthy": all(each["bufferHealthy"] for each in workers.values()),
+        "bufferStats": own["bufferStats"],
+        "workers": [{"worker": index, **each} for index, each in sorted(workers.items())],
+        "workersMissing": sorted(index for index, answer in answers.items() if not answer),
+    }
+
+
+def for_siblings(broker: Broker) -> bytes:
+    """Say what waits in this worker's spool."""
+    return msgspec.json.encode(_own_buffer(broker))
+
+
+def _own_buffer(broker: Broker) -> dict[str, Any]:
     statistics = broker.spool.statistics()
     return {
         "bufferedMessages": statistics.pending_messages,
         "bufferHealthy": statistics.healthy,
+        "bufferStats": _statistics(broker),
     }
 
 

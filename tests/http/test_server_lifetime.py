@@ -15,6 +15,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from queen_trio.config.server import HttpServer
+from queen_trio.errors import QueenError
 from queen_trio.http.listeners import bind_listeners
 from tests.http.conformance import LIMITS, Bench, Client, Target, request, running, wait_for
 
@@ -264,7 +265,7 @@ async def test_listeners_share_one_port(bind_addr: str) -> None:
         [port] = {listener.getsockname()[1] for listener in listeners}
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             assert stream.socket.getpeername()[1] == port
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(QueenError, match="in use"):
             await bind_listeners(bind_addr, port)
 
 
