@@ -116,6 +116,11 @@ class SpoolDirectory:
         self.quarantine = Quarantine(self.path / "failed")
 
     @property
+    def is_open(self) -> bool:
+        """Whether the directory is ours and its files are known."""
+        return self._lock is not None
+
+    @property
     def has_work(self) -> bool:
         """Whether `peek` may find something, or something to tidy up."""
         return bool(self._files or self._finished) or self._current is not None

@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 # A predecessor that is just ending gets this long to let go of the directory.
 LOCK_PATIENCE_SECONDS: Final = 1.0
 LOCK_POLL_SECONDS: Final = 0.02
+# A directory that couldn't be opened may hold records all the same: how often that is tried again.
+REOPEN_SECONDS: Final = 5.0
 # One step of the replay reads no more than this at once.
 PEEK_BYTES: Final = 16 * 1024 * 1024
 # What is answered unless we know better: the writer died of a fault of its own, or was given up.
@@ -58,6 +60,7 @@ class Spool:
         self._disk = trio.Lock()
         self._submitted: list[_Submission] = []
         self._trouble: str | None = "it was never opened"
+        self._reopen_at = 0.0
         self._full_at: int | None = None  # its size when it last refused a record
         self._spooled = self._replayed = self._refused = 0
 
@@ -84,8 +87,10 @@ class Spool:
     async def peek(self, most: int) -> list[SpoolRecord]:
         """Return up to `most` of the oldest records, in order; [] when there are none.
 
-        Raises OSError.
+        Raises OSError. A directory that isn't open yet is looked at now and then.
         """
+        if not self._directory.is_open and trio.current_time() >= self._reopen_at:
+            await self._reopen()
         if not self._directory.has_work:
             return []
         return await self._on_disk(partial(self._directory.peek, most, PEEK_BYTES))
@@ -137,12 +142,23 @@ class Spool:
                 directory=str(self._directory.path),
                 error=self._trouble,
             )
+            self._reopen_at = trio.current_time() + REOPEN_SECONDS
         else:
-            self._trouble = None
-            _, messages, _ = self._directory.pending()
-            aside = self._directory.quarantine.records
-            if messages or aside:
-                log.info("spool holds messages", pending=messages, quarantined_records=aside)
+            self._opened()
+
+    async def _reopen(self) -> None:
+        self._reopen_at = trio.current_time() + REOPEN_SECONDS
+        with suppress(OSError, SpoolInUse):  # said at the boot
+            await self._on_disk(self._directory.open)
+            log.info("spool writable again", directory=str(self._directory.path))
+            self._opened()
+
+    def _opened(self) -> None:
+        self._trouble = None
+        _, messages, _ = self._directory.pending()
+        aside = self._directory.quarantine.records
+        if messages or aside:
+            log.info("spool holds messages", pending=messages, quarantined_records=aside)
 
     async def close(self) -> None:
         """Let the directory go."""
@@ -223,6 +239,6 @@ async def open_spool(
         yield spool
     finally:
         with grace.shield(math.inf) as patience:
-            await spool.close()
+            await spool.close()  # noqa: ASYNC102 - the shield ends with the grace
         if patience.cancelled_caught:
             log.error("spool not closed: its disk doesn't answer", directory=str(directory))

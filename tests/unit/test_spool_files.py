@@ -16,7 +16,7 @@ import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
 from queen_trio.grace import Grace
-from queen_trio.spool import Drain, Spool, SpoolInUse, SpoolRecord, open_spool
+from queen_trio.spool import Drain, Spool, SpoolInUse, SpoolRecord, open_spool, writer
 from queen_trio.spool import directory as spool_directory
 from queen_trio.spool.records import encode
 
@@ -179,6 +179,25 @@ async def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         assert await spool.append([record(0)]) == [None]
         assert spool.statistics().healthy
         assert await take_all(spool) == [0]
+
+
+async def test_records_behind_a_disk_that_failed_at_boot(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """They are found once it works, even if no push needs the spool."""
+    async with open_spool(tmp_path / "elsewhere", PLENTY) as spool:
+        await spool.append([record(0)])
+    (tmp_path / "spool").write_text("")
+    async with open_spool(tmp_path / "spool", PLENTY) as spool:
+        mock_clock.jump(writer.REOPEN_SECONDS)
+        assert await spool.peek(1) == []
+        (tmp_path / "spool").unlink()
+        (tmp_path / "elsewhere").rename(tmp_path / "spool")
+        assert await spool.peek(1) == []  # not at every look
+        assert not spool.statistics().healthy
+        mock_clock.jump(writer.REOPEN_SECONDS)
+        assert await take_all(spool) == [0]
+        assert spool.statistics().healthy
 
 
 FULL_DISK = """
