@@ -55,6 +55,23 @@ def spool_directory(config: Config, data_dir: Path) -> Path:
     return directory
 
 
+def warn_of_stranded_spools(directory: Path, workers: int) -> None:
+    """Say which spools hold messages that nobody replays: the number of workers was another one.
+
+    One broker uses `directory` itself, several workers its subdirectories 0, 1 and so on.
+    """
+    others = [path for path in directory.glob("*") if path.name.isdecimal()]
+    if workers > 1:
+        others = [directory, *(path for path in others if int(path.name) >= workers)]
+    for other in sorted(others):
+        if any(file.stat().st_size for file in other.glob("*.spool")):
+            log.warning(
+                "buffered messages of another number of workers aren't replayed",
+                directory=str(other),
+                workers=workers,
+            )
+
+
 @asynccontextmanager
 async def open_postgres(
     config: Config, data_dir: Path, grace: Grace | None = None

@@ -161,6 +161,8 @@ async def _serve(
         spool = await stack.enter_async_context(
             open_spool(spool_directory, config.file_buffer.max_bytes, stop.grace)
         )
+        if worker is None:
+            boot.warn_of_stranded_spools(spool_directory, workers=1)
         await boot.prepare_schema(config, settings)
         await boot.warn_of_capacity(config, settings)
         pool = await stack.enter_async_context(open_pool(settings, config.postgres.pool_size))

@@ -34,7 +34,6 @@ from .process import WorkerProcess, open_worker
 from .worker import Place
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from queen_trio.config import Config
@@ -61,7 +60,9 @@ async def run(config: Config, count: int) -> int:
     boot.raise_file_limit()
     http_server.tls_files(config.server)  # an unusable file is said before anything starts
     data_dir = boot.embedded_data_dir(config)
-    environments = worker_environments(config, count, boot.spool_directory(config, data_dir))
+    spool = boot.spool_directory(config, data_dir)
+    environments = worker_environments(config, count, spool)
+    boot.warn_of_stranded_spools(spool, count)
     if not config.sync.enabled:
         log.warning("QUEEN_SYNC_ENABLED is false: workers don't wake each other's parked pops")
     host = _Host(config, environments)
@@ -104,33 +105,26 @@ class _Host:
                     worker.process.kill()
                 os._exit(EXIT_SECOND_SIGNAL)
             log.info("stopping", signal=name)
-            stopped = trio.current_time() + self._stop_seconds + POSTGRES_SECONDS
-            self.grace.limit(stopped)
+            self.grace.limit(trio.current_time() + self._stop_seconds + POSTGRES_SECONDS)
             self.scope.cancel()
 
     async def serve(self, settings: ConnectionSettings) -> None:
         """Keep all workers running until cancelled; then they are drained, all at once."""
         reachable = _postgres_environment(settings) if self.config.postgres.embedded else {}
-        listeners = await bind_listeners(self.config.server.bind_addr, self.config.server.port)
-        try:
-            with _sockets_directory() as directory:
-                async with trio.open_nursery() as nursery:
-                    for index, environment in enumerate(self.environments):
-                        place = Place(
-                            index=index,
-                            count=len(self.environments),
-                            listeners=tuple(listener.fileno() for listener in listeners),
-                            leash=-1,
-                            directory=directory,
-                        )
-                        nursery.start_soon(self._keep_running, place, {**environment, **reachable})
-                    try:
-                        await trio.sleep_forever()
-                    finally:
-                        # At once: the last worker that drains takes what is in the backlog.
-                        _close(listeners)
-        finally:
-            _close(listeners)
+        count = len(self.environments)
+        with _sockets_directory() as directory:
+            listeners = await bind_listeners(self.config.server.bind_addr, self.config.server.port)
+            inherited = tuple(listener.fileno() for listener in listeners)
+            async with trio.open_nursery() as nursery:
+                for index, environment in enumerate(self.environments):
+                    place = Place(index, count, inherited, directory)
+                    nursery.start_soon(self._keep_running, place, {**environment, **reachable})
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    # At once: the last worker that drains takes what is in the backlog.
+                    for listener in listeners:
+                        listener.close()
 
     async def _keep_running(self, place: Place, environment: Mapping[str, str]) -> None:
         """Run a worker again and again; raises when it fails before it has ever served."""
@@ -161,7 +155,7 @@ class _Host:
         finally:
             self._running.pop(place.index, None)
         if status < 0:
-            return signal.Signals(-status).name, False
+            return f"signal {-status}", False
         if status > 0 and place.index in self._waited_for:
             self._fail(place.index, status)
         return f"exit {status}", status == 0 and worker.served
@@ -177,11 +171,6 @@ class _Host:
         if status == EXIT_MISCONFIGURED:
             raise ConfigError([what])
         raise QueenError(what)
-
-
-def _close(listeners: Sequence[socket.socket]) -> None:
-    for listener in listeners:
-        listener.close()
 
 
 @contextmanager

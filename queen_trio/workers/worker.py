@@ -28,8 +28,8 @@ class Place:
     index: int
     count: int
     listeners: tuple[int, ...]
-    leash: int
     directory: str
+    leash: int = -1  # known when the process starts
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
