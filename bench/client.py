@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -28,6 +28,8 @@ try:
     from uvloop import run
 except ImportError:  # the loop of the standard library does as well, at twice the price
     from asyncio import run
+
+Kept = TypeVar("Kept")
 
 # A parked poll outlives the measurement.
 PARK_MS = 120_000
@@ -49,6 +51,12 @@ class Tally:
         self.is_late = False
         self._seconds = seconds
         self._started = False
+        self._kept: list[object] = []
+
+    def keep(self, connections: Kept) -> Kept:
+        """Leave these open until the process ends: closing them would cost and hide something."""
+        self._kept.append(connections)
+        return connections
 
     async def start(self) -> None:
         """Say that all is ready, and wait for the word."""
@@ -104,7 +112,7 @@ async def prepare(load: Load, tally: Tally) -> str:
 
 async def push(load: Load, tally: Tally) -> None:
     """Each connection pushes one batch after another."""
-    producers = await open_peer(load).producers(load.connections)
+    producers = tally.keep(await open_peer(load).producers(load.connections))
     next_number = load.first
 
     def batch() -> range:
@@ -150,8 +158,8 @@ async def latency(load: Load, tally: Tally) -> None:
             done.set()
 
     peer = open_peer(load)
-    [producer] = await peer.producers(1)
-    listening = asyncio.ensure_future(peer.listen(received))
+    [producer] = tally.keep(await peer.producers(1))
+    listening = tally.keep(asyncio.ensure_future(peer.listen(received)))
     await asyncio.sleep(SUBSCRIBE_SECONDS)
     await tally.start()
     for number in range(samples):
@@ -171,7 +179,9 @@ async def park(load: Load, tally: Tally) -> None:
     from bench.peers.queen import BrokerConnection, connect_http
 
     loads = [attrs.evolve(load, queue=f"{load.queue}_{i}") for i in range(load.connections)]
-    polls = [BrokerConnection(await connect_http(load.address), each, 0) for each in loads]
+    polls = tally.keep(
+        [BrokerConnection(await connect_http(load.address), each, 0) for each in loads]
+    )
     for begin in range(0, len(polls), PARKED_AT_ONCE):
         await asyncio.gather(*[poll.configure() for poll in polls[begin : begin + PARKED_AT_ONCE]])
     arrived: dict[int, float] = {}
@@ -184,7 +194,7 @@ async def park(load: Load, tally: Tally) -> None:
     woken = random.Random(7).sample(range(len(polls)), load.count)
     http = await connect_http(load.address)
     producers = {index: BrokerConnection(http, loads[index], 0) for index in woken}
-    waiting = [asyncio.create_task(wait(index)) for index in range(len(polls))]
+    waiting = tally.keep([asyncio.create_task(wait(index)) for index in range(len(polls))])
     await asyncio.sleep(0)  # let every poll send its request
     await tally.start()
     for turn, index in enumerate(woken):
@@ -202,7 +212,7 @@ async def create(load: Load, tally: Tally) -> None:
     """Make `count` partitions by pushing one message into each, and empty them again."""
     from bench.peers.queen import Queen
 
-    connections = await Queen(load).producers(load.connections)
+    connections = tally.keep(await Queen(load).producers(load.connections))
     chunks = [
         range(begin, min(begin + CREATE_BATCH, load.count))
         for begin in range(0, load.count, CREATE_BATCH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -130,25 +129,26 @@ class Clients:
         *,
         idle_seconds: float = 0.0,
         allow_none: bool = False,
+        is_measured: bool = True,
     ) -> Sample:
         """Run a client process for each load, all at once, and measure from GO to the last report.
 
         With `idle_seconds` they are left alone for that long, once they are connected and quiet.
+        What only prepares (`is_measured` false) doesn't wait for the machine to fall quiet.
         Raises RuntimeError for a client that fails, or where not one message goes through unless
         `allow_none`, and `trio.TooSlowError` for a client that hangs.
         """
         allowed = max(load.seconds for load in loads) + idle_seconds + PATIENCE_SECONDS
-        memory = rss_mib(site.broker)
-        with trio.fail_after(allowed) as patience:
-            async with _open_clients(self.python, loads) as clients:
-                for client in clients:
-                    await client.ready()
-                if idle_seconds:
-                    await _wait_settled(site)
-                grown = rss_mib(site.broker) - memory
-                patience.deadline = math.inf  # for our turn
-                async with take_turn(self.lock):
-                    patience.deadline = trio.current_time() + allowed
+        # Not once they are connected: who waits for a turn for long, is hung up on by a server.
+        async with take_turn(self.lock, wait_quiet=is_measured):
+            with trio.fail_after(allowed):
+                memory = rss_mib(site.broker)
+                async with _open_clients(self.python, loads) as clients:
+                    for client in clients:
+                        await client.ready()
+                    if idle_seconds:
+                        await _wait_settled(site)
+                    grown = rss_mib(site.broker) - memory
                     sample = await _measure(site, clients, idle_seconds, grown)
         if not sample.count and not allow_none:
             raise RuntimeError("not one message went through")

@@ -21,8 +21,8 @@ PATIENCE_SECONDS: Final = 8
 
 
 @asynccontextmanager
-async def take_turn(lock: Path | None) -> AsyncIterator[None]:
-    """Hold the lock of this file, as flock(1) does, and begin in a quiet second.
+async def take_turn(lock: Path | None, *, wait_quiet: bool) -> AsyncIterator[None]:
+    """Hold the lock of this file, as flock(1) does, and begin in a quiet second if asked to.
 
     Who takes no part in the lock can still disturb: the wait for quiet is bounded, and the CPU
     accounting tells afterwards. Without a file there is neither lock nor wait.
@@ -33,7 +33,7 @@ async def take_turn(lock: Path | None) -> AsyncIterator[None]:
     with lock.open("a") as file:
         while not _try_lock(file.fileno()):  # noqa: ASYNC110 - another process has it
             await trio.sleep(POLL_SECONDS)
-        for _ in range(PATIENCE_SECONDS):
+        for _ in range(PATIENCE_SECONDS if wait_quiet else 0):
             busy = busy_seconds()
             await trio.sleep(1)
             if busy_seconds() - busy < QUIET_CORES:

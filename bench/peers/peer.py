@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bench.load import Load
+
+Kept = TypeVar("Kept")
 
 # A consumer that finds nothing so often, with a pause, takes the queue for empty: what another one
 # has locked shows up neither as there nor as gone.
@@ -36,6 +38,9 @@ class Clock(Protocol):
 
     async def start(self) -> None:
         """Say that all is connected, and wait for the word."""
+
+    def keep(self, connections: Kept) -> Kept:
+        """Leave these open until the process ends."""
 
     def expired(self) -> bool: ...
 
@@ -72,7 +77,7 @@ class Peer:
 
         Libraries that bring workers of their own run these instead.
         """
-        consumers = await self.consumers(self.load.connections)
+        consumers = clock.keep(await self.consumers(self.load.connections))
         await clock.start()
 
         async def loop(consumer: Consumer) -> None:

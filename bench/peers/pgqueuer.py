@@ -63,7 +63,9 @@ class PgQueuer(Peer):
         ]
 
     async def drain(self, clock: Clock) -> None:
-        managers = [await self._manager(clock.receive) for _ in range(self.load.connections)]
+        managers = clock.keep(
+            [await self._manager(clock.receive) for _ in range(self.load.connections)]
+        )
         await clock.start()
         tasks = [
             asyncio.create_task(

@@ -55,7 +55,7 @@ class Procrastinate(Peer):
         return [ProcrastinateProducer(self._task(app, lambda _: None))] * count
 
     async def drain(self, clock: Clock) -> None:
-        app = await self._open(self.load.connections + 1)
+        app = clock.keep(await self._open(self.load.connections + 1))
         self._task(app, clock.receive)
         await clock.start()
         workers = [

@@ -107,7 +107,7 @@ class RabbitMQ(Peer):
         return await connect(int(self.load.address), self.load.queue)
 
     async def drain(self, clock: Clock) -> None:
-        channels = [await self._open() for _ in range(self.load.connections)]
+        channels = clock.keep([await self._open() for _ in range(self.load.connections)])
         await clock.start()
         arrived = time.perf_counter()
         unacknowledged: dict[Any, tuple[int, int]] = {}  # channel: how many, and the last's tag

@@ -71,6 +71,7 @@ class Redis(Peer):
         await client.flushall()
         await client.xgroup_create(self.load.queue, GROUP, id="0", mkstream=True)
         server = (await client.info("server"))["redis_version"]
+        await client.aclose()
         return f"Redis {server}, redis-py {metadata.version('redis')}"
 
     def _client(self) -> Any:
