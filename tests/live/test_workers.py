@@ -315,7 +315,7 @@ async def test_a_crash_loop_of_one_leaves_the_other_serving(
             while not is_waited_for(lock):
                 await trio.sleep(0.01)
             os.kill(workers.pids()[1], signal.SIGKILL)
-        while len(workers.restarts()) < 3:
+        while len(workers.restarts()) < 2:
             await trio.sleep(0.02)
         connection = await connect_to(workers, 0)
         await push(connection, "q", 1)

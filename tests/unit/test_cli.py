@@ -126,3 +126,10 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         exit_code(run, load({}))
+
+
+def test_a_number_of_workers_that_makes_no_sense_ends_with_2() -> None:
+    for number in ("0", "17", "two"):
+        done = queen_trio("serve", "--workers", number)
+        assert done.returncode == 2
+        assert "--workers" in done.stderr
