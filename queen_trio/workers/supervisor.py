@@ -13,6 +13,7 @@ A stop is the cancellation of all that: the sockets close, the workers drain, Po
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from contextlib import contextmanager
@@ -87,6 +88,7 @@ class _Host:
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     grace: Grace = field(factory=Grace)
     _running: dict[int, WorkerProcess] = field(factory=dict)
+    _sockets: str | None = None
     _stop_seconds: float = field(init=False)
     _waited_for: set[int] = field(init=False)
     """Workers that have never served: when one of them fails, the boot has failed."""
@@ -103,6 +105,8 @@ class _Host:
                 log.warning("second signal, exiting at once", signal=name)
                 for worker in self._running.values():
                     worker.process.kill()
+                if self._sockets is not None:
+                    shutil.rmtree(self._sockets, ignore_errors=True)
                 os._exit(EXIT_SECOND_SIGNAL)
             log.info("stopping", signal=name)
             self.grace.limit(trio.current_time() + self._stop_seconds + POSTGRES_SECONDS)
@@ -113,6 +117,7 @@ class _Host:
         reachable = _postgres_environment(settings) if self.config.postgres.embedded else {}
         count = len(self.environments)
         with _sockets_directory() as directory:
+            self._sockets = directory
             listeners = await bind_listeners(self.config.server.bind_addr, self.config.server.port)
             inherited = tuple(listener.fileno() for listener in listeners)
             async with trio.open_nursery() as nursery:

@@ -248,6 +248,7 @@ async def test_a_worker_that_hangs_is_not_waited_for(settings: ConnectionSetting
 
 
 async def test_a_second_signal_ends_all_at_once(settings: ConnectionSettings) -> None:
+    before = sockets()
     with running_workers(environment(settings, QUEEN_DRAIN_PARKED="wait")) as workers:
         with trio.fail_after(SECONDS):
             parked = [await connect_to(workers, index) for index in range(COUNT)]
@@ -262,6 +263,7 @@ async def test_a_second_signal_ends_all_at_once(settings: ConnectionSettings) ->
             assert await exit_code(workers) == 130  # known when nobody writes to the log any more
             await wait_gone(workers)
             assert time.monotonic() - started < 3
+            assert sockets() <= before
             for connection in parked:
                 await connection.aclose()
 
