@@ -24,13 +24,14 @@ import trio
 
 from queen_trio import daemon
 from queen_trio.cli import main
+from queen_trio.http import server
+from queen_trio.jobs import runner
 from queen_trio.mesh import MeshNode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
     from datetime import tzinfo
 
-    from queen_trio.config import Config
     from queen_trio.jobs.runner import Job
 
 LINE_BYTES = 1000
@@ -119,7 +120,7 @@ class Clock:
         time.time_ns = lambda: real_ns() + int(self.ahead * 1e9)
         for name, module in list(sys.modules.items()):
             if name.startswith("queen_trio") and getattr(module, "datetime", None) is datetime:
-                module.datetime = Shifted  # type: ignore[attr-defined]
+                vars(module)["datetime"] = Shifted
 
 
 class Sabotage:
@@ -131,13 +132,11 @@ class Sabotage:
 
     def install(self) -> None:
         """Stand between the daemon and its parts; does nothing to them until asked."""
-        serve_mesh, serve_jobs, serve_http = (
-            MeshNode.serve, daemon.serve_jobs, daemon.http_server.serve,
-        )  # fmt: skip
+        serve_mesh, serve_jobs = MeshNode.serve, runner.serve_jobs
         wrapped: set[str] = set()
 
-        async def mesh(node: MeshNode, *args: Any) -> None:
-            await self.parts["mesh"].run(serve_mesh, node, *args)
+        async def mesh(node: MeshNode, *args: Any, **more: Any) -> None:
+            await self.parts["mesh"].run(serve_mesh, node, *args, **more)
 
         async def jobs(jobs: Sequence[Job]) -> None:
             for job in jobs:
@@ -147,11 +146,9 @@ class Sabotage:
                     job.run = partial(self.parts[name].run, job.run)
             await self.parts["jobs"].run(serve_jobs, jobs)
 
-        MeshNode.serve = mesh  # type: ignore[method-assign]
-        daemon.serve_jobs = jobs
-        daemon.http_server.serve = partial(  # type: ignore[assignment]
-            self.parts["http"].run, serve_http
-        )
+        MeshNode.serve = mesh  # type: ignore[method-assign,assignment]
+        daemon.serve_jobs = jobs  # type: ignore[attr-defined]
+        server.serve = partial(self.parts["http"].run, server.serve)
         self.clock.install()
 
     async def obey(self, stream: trio.SocketStream) -> None:
@@ -180,7 +177,7 @@ async def _wait_closed(stream: trio.SocketStream, scope: trio.CancelScope) -> No
     scope.cancel()
 
 
-async def _run(path: str, run: Callable[[Config], Awaitable[int]], config: Config) -> int:
+async def _run(path: str, run: Callable[..., Awaitable[int]], *args: Any, **more: Any) -> int:
     sabotage = Sabotage()
     sabotage.install()
     with suppress(FileNotFoundError):  # a predecessor's, which was killed
@@ -191,7 +188,7 @@ async def _run(path: str, run: Callable[[Config], Awaitable[int]], config: Confi
     async with trio.open_nursery() as nursery:
         listeners = [trio.SocketListener(sock)]
         nursery.start_soon(trio.serve_listeners, sabotage.obey, listeners)
-        code = await run(config)
+        code = await run(*args, **more)
         nursery.cancel_scope.cancel()
     return code
 

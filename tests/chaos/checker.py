@@ -234,11 +234,16 @@ def _half_done(history: History, log: Mapping[Place, set[str]]) -> Iterator[str]
     attempts: dict[int, list[Transaction]] = defaultdict(list)
     for attempt in history.transactions:
         attempts[attempt.number].append(attempt)
+    acks: dict[int | None, list[Ack]] = defaultdict(list)
+    for ack in history.acks:
+        acks[ack.transaction].append(ack)
     for number, tries in attempts.items():
         pushed = tries[0].pushed
         there = [t for place, t in pushed if t in log.get(place, ())]
         if there and len(there) < len(pushed):
             yield f"transaction {number} pushed {pushed}, of which only {there} is stored"
+        if any(said.success is False for ack in acks[number] for said in ack.said):
+            yield f"its acks were refused: {tries[-1]}"
         if there and all(attempt.outcome is Outcome.REFUSED for attempt in tries):
             yield f"refused, and stored all the same: {tries[-1]}"
 

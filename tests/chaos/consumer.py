@@ -35,6 +35,7 @@ LEASES = (2, 3)  # seconds
 # A pop's beginning is the earliest moment of its claim: long polls would tell little about leases.
 POP_MS = 500
 RETRY_SECONDS = 0.05
+LATE = 0.25  # how often a transaction comes when its lease has run out, or nearly so
 ATTEMPTS = 5
 # What lets a consumer's next deed differ from the last one's.
 DEEDS = {
@@ -167,6 +168,8 @@ class Consumer:
         self, claim: Claim, partition_id: str, ids: Sequence[str], last: Verb
     ) -> None:
         """Ack, and push a message to each of two queues, all or nothing, until it is decided."""
+        if self.random.random() < LATE:
+            await trio.sleep(claim.lease_seconds * self.random.uniform(0.8, 1.2))
         number = next(self.load.numbers)
         verbs = _verbs(ids, last)
         pushed = tuple(

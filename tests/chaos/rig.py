@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 import tempfile
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
@@ -136,7 +135,10 @@ class Rig:
                     self.complaints.append(f"broker {number} logged {event['event']!r}: {name}")
 
     def read_log(self, transaction_ids: Iterable[str]) -> dict[Place, list[str]]:
-        """The transactionIds that each partition stores, by offset; `?…` for an unknown hash."""
+        """The transactionIds that each partition stores, by offset.
+
+        `?…` stands for an unknown hash, `?` for nothing.
+        """
         names = {hashlib.blake2b(t.encode(), digest_size=16).digest(): t for t in transaction_ids}
         rows = self.cluster.execute(
             "SELECT q.name, p.name, t.base_offset, t.hashes FROM queen.log_txns t"
@@ -149,7 +151,7 @@ class Rig:
         log: dict[Place, list[str]] = {}
         for queue, partition, base_offset, hashes in rows:
             here = log.setdefault(Place(queue, partition), [])
-            assert base_offset == len(here), "offsets are dense"
+            here += ["?"] * (base_offset - len(here))
             for at in range(0, len(hashes), 16):
                 one = bytes(hashes[at : at + 16])
                 here.append(names.get(one, f"?{one.hex()}"))
@@ -181,11 +183,11 @@ class Rig:
 
 
 def raised(trace: str) -> str:
-    """The exception that a traceback is of; its message may have lines of its own, indented."""
+    """The exception that a traceback is of; its message may have lines of its own."""
     if "Exception Group Traceback" in trace:
         return "ExceptionGroup"
-    names: list[str] = re.findall(r"^\w[\w.]*(?=:|$)", trace, re.MULTILINE)
-    return names[-1]
+    _, _, last = trace.rpartition("Traceback (most recent call last):\n")
+    return next(line for line in last.splitlines() if line[0] != " ").partition(":")[0]
 
 
 def _tail(broker: ChaosBroker) -> str:

@@ -16,6 +16,7 @@ from tests.chaos.history import History
 from tests.chaos.load import Load, open_clients
 from tests.chaos.places import GROUPS, PLACES
 from tests.chaos.rig import open_rig
+from tests.replicas import STATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
     from tests.chaos.rig import Rig
+    from tests.http.api import Json
 
 BROKERS = 2
 # How long it may take until all is delivered once nothing is broken any more.
@@ -111,11 +113,13 @@ async def run(seed: int, minutes: float, brokers: int = BROKERS) -> Report:
 
 
 async def _wait_drained(rig: Rig, load: Load, clients: Sequence[httpx.AsyncClient]) -> None:
-    """Block until nothing is on its way, in a spool, or not acked."""
+    """Block until nothing is on its way, in a spool, or not acked, and the meshes are whole."""
     while load.producing:
         await trio.sleep(POLL_SECONDS)
     for client in clients:
         while (await client.get("/api/v1/status/buffers")).json()["bufferedMessages"]:
+            await trio.sleep(POLL_SECONDS)
+        while not _is_connected((await client.get(STATS)).json(), len(clients) - 1):
             await trio.sleep(POLL_SECONDS)
     cursors = len(PLACES) * len(GROUPS)
     while (
@@ -123,6 +127,12 @@ async def _wait_drained(rig: Rig, load: Load, clients: Sequence[httpx.AsyncClien
         or await trio.to_thread.run_sync(rig.count_open) > 0
     ):
         await trio.sleep(POLL_SECONDS)
+
+
+def _is_connected(mesh: Json, others: int) -> bool:
+    """Whether a broker is connected both ways with so many others."""
+    up = sum(peer["connected"] for peer in mesh["peers"])
+    return bool(up == others == len(mesh["servers_alive"]))
 
 
 def main() -> int:

@@ -69,6 +69,13 @@ def test_a_duplicate_of_nothing(story: Story) -> None:
     assert story.broken() == {Rule.FALSE_ANSWER}
 
 
+def test_a_duplicate_of_what_was_pushed_later(story: Story) -> None:
+    story.push("e", 4, Status.DUPLICATE)
+    story.push("e", 6)
+    story.claim("e", 12, "three")
+    assert story.broken() == {Rule.FALSE_ANSWER}
+
+
 def test_a_duplicate_after_a_lost_answer(story: Story) -> None:
     story.push("e", 4, Status.UNKNOWN)
     story.push("e", 5, Status.DUPLICATE, message_id="E")
@@ -96,6 +103,20 @@ def test_another_message_id_than_was_said_of_what_is_buffered(story: Story) -> N
     assert story.broken() == {Rule.FALSE_ANSWER}
 
 
+def test_what_was_buffered_may_be_the_duplicate_of_another_attempt(story: Story) -> None:
+    story.push("e", 4, Status.UNKNOWN)
+    story.push("e", 5, Status.BUFFERED, message_id="not E")
+    story.claim("e", 12, "three")
+    assert story.broken() == set()
+
+
+def test_the_message_id_of_what_was_not_accepted_means_nothing(story: Story) -> None:
+    story.push("e", 4, Status.FAILED, message_id="not E")
+    story.log.append("e")
+    story.claim("e", 12, "three")
+    assert story.broken() == set()
+
+
 # -- order of pushes -------------------------------------------------------------------------------
 
 
@@ -111,6 +132,16 @@ def test_pushes_at_the_same_time_may_be_stored_either_way() -> None:
     story.log = list("ba")
     story.claim("ba", 4, "one")
     assert story.broken() == set()
+
+
+def test_what_was_queued_began_with_that_request() -> None:
+    """Had the attempt before it been committed, it would have been a duplicate."""
+    story = Story()
+    story.push("a", 0, Status.UNKNOWN)
+    story.push("a", 10)
+    story.push("b", 5)
+    story.claim("ab", 12, "one")
+    assert story.broken() == {Rule.PUSH_ORDER}
 
 
 def test_a_request_is_turned_around() -> None:
@@ -144,6 +175,31 @@ def test_a_buffered_push_whose_commit_happened_all_the_same() -> None:
     story = buffered()
     story.blow(Kind.DATABASE_CUT, 2.5, 5)
     assert story.broken() == set()
+
+
+@pytest.mark.parametrize("began", [-3, 6])
+def test_a_fault_before_or_after_explains_nothing(began: float) -> None:
+    story = buffered()
+    story.blow(Kind.DATABASE_CUT, began, began + 2)
+    assert story.broken() == {Rule.BUFFERED_ORDER}
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_buffered_push_whose_earlier_attempt_may_have_been_committed(name: str) -> None:
+    story = buffered()
+    story.history.pushes.insert(
+        0, evolve(story.history.pushes[0], transaction_id=name, status=Status.UNKNOWN)
+    )
+    assert story.broken() == set()
+
+
+def test_a_buffered_push_stands_behind_any_that_began_after_it() -> None:
+    story = Story()
+    story.push("a", 2, Status.BUFFERED)
+    story.push("b", 1.2, Status.BUFFERED)
+    story.push("c", 0.6, Status.BUFFERED)
+    story.claim("abc", 4, "one")
+    assert story.broken() == {Rule.BUFFERED_ORDER}
 
 
 def test_queued_overtakes_buffered() -> None:

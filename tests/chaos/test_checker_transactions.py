@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from tests.chaos.checker import Rule
 from tests.chaos.history import Letter, Outcome, Push, Status, Verb
@@ -59,6 +60,14 @@ def test_it_acked_but_didnt_push(story: Story) -> None:
     assert story.broken() == {Rule.SKIPPED, Rule.TWO_LEASES}
     story.log += "xy"
     assert story.broken() == {Rule.UNDELIVERED}
+
+
+def test_it_pushed_although_its_ack_was_refused(story: Story) -> None:
+    commit(story)
+    [ack] = story.history.acks
+    refused = tuple(said._replace(success=False) for said in ack.said)
+    story.history.acks[0] = evolve(ack, said=refused)
+    assert story.broken() == {Rule.ATOMIC}
 
 
 def test_refused_and_stored(story: Story) -> None:

@@ -38,6 +38,7 @@ def test_every_kind_comes_before_any_comes_again() -> None:
             EXPECTED[0],
         ),
         ("Traceback (most recent call last):\n  File …\ntrio.TooSlowError", "trio.TooSlowError"),
+        ("Traceback (most recent call last):\n  File …\nOSError: no\nCONTEXT:  SQL", "OSError"),
     ],
 )
 def test_what_a_traceback_is_of(trace: str, name: str) -> None:

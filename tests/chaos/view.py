@@ -41,10 +41,14 @@ class _Lease:
 class _Jump:
     """A seek: it happened at some moment of the interval, and put the cursor to `to` or lower."""
 
-    sent: float
+    seek: Seek
     until: float
     certain: bool
     to: int
+
+    @property
+    def sent(self) -> float:
+        return self.seek.sent
 
     def may_follow(self, moment: float) -> bool:
         return self.until >= moment
@@ -195,7 +199,7 @@ class View:
                     break
                 reached = max(reached, lease.last)
             if reached + 1 < len(log):
-                yield f"nothing from offset {reached + 1} on came again after {jump}"
+                yield f"nothing from offset {reached + 1} on came again after {jump.seek}"
 
     def redelivered(self) -> Iterator[str]:
         for one, other in self._pairs():
@@ -243,7 +247,7 @@ def _jump(seek: Seek, offsets: Mapping[str, int]) -> _Jump:
     until = seek.sent + SEEK_SECONDS if seek.answered is None else seek.answered
     # The message that it is to is stored, or claiming it was a fault: then anything may follow.
     to = -1 if seek.target is None else offsets.get(seek.target, len(offsets)) - 1
-    return _Jump(seek.sent, until, seek.answered is not None, to)
+    return _Jump(seek, until, seek.answered is not None, to)
 
 
 def _lease(
