@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import psutil
@@ -46,6 +47,10 @@ class LiveWorkers(LiveBroker):
         """Which workers were started again, in the order of their ends."""
         with self._changed:
             return [e["of"] for e in self.events if e["event"].startswith("worker ended")]
+
+    def sockets(self) -> list[Path]:
+        """The directories of the sockets by which workers ask each other."""
+        return list(Path(self._environment["TMPDIR"]).glob("queen-workers-*"))
 
     def living(self) -> list[int]:
         """What still runs of the workers ever started."""
@@ -103,6 +108,7 @@ def prepared_workers(environment: Mapping[str, str]) -> Iterator[LiveWorkers]:
         workers = LiveWorkers(
             {
                 "FILE_BUFFER_DIR": spool,
+                "TMPDIR": spool,
                 "QUEEN_SERVER_ID": "host",
                 "QUEEN_MESH_PORT": str(mesh_port()),
                 "QUEEN_SHUTDOWN_TIMEOUT_MS": "10000",

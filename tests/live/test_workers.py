@@ -248,7 +248,6 @@ async def test_a_worker_that_hangs_is_not_waited_for(settings: ConnectionSetting
 
 
 async def test_a_second_signal_ends_all_at_once(settings: ConnectionSettings) -> None:
-    before = sockets()
     with running_workers(environment(settings, QUEEN_DRAIN_PARKED="wait")) as workers:
         with trio.fail_after(SECONDS):
             parked = [await connect_to(workers, index) for index in range(COUNT)]
@@ -263,7 +262,7 @@ async def test_a_second_signal_ends_all_at_once(settings: ConnectionSettings) ->
             assert await exit_code(workers) == 130  # known when nobody writes to the log any more
             await wait_gone(workers)
             assert time.monotonic() - started < 3
-            assert sockets() <= before
+            assert workers.sockets() == []
             for connection in parked:
                 await connection.aclose()
 
@@ -277,14 +276,13 @@ async def test_nothing_outlives_a_killed_supervisor(place: Path) -> None:
         # The workers would be lost with them.
         "PG_USER": "ignored",
     }
-    before = sockets()
     with running_workers(embedded) as workers, trio.fail_after(SECONDS):
         async with open_api(workers) as api:
             await api.push("q", *range(10))
-            [used] = sockets() - before
+            assert len(workers.sockets()) == 1
         await trio.to_thread.run_sync(workers.kill)  # returns when nobody writes to the log
         await wait_gone(workers)
-        assert not used.exists()
+        assert workers.sockets() == []
         await trio.to_thread.run_sync(workers.restart)
         async with open_api(workers) as api:
             assert sorted(await take_all(api, "q")) == list(range(10))
@@ -298,11 +296,7 @@ async def test_nothing_outlives_a_killed_supervisor(place: Path) -> None:
         assert await exit_code(workers) == 0
         assert workers.living() == []
         assert not is_running(server)
-        assert sockets() == before
-
-
-def sockets() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("queen-workers-*"))
+        assert workers.sockets() == []
 
 
 async def test_a_crash_loop_of_one_leaves_the_other_serving(
