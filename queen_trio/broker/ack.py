@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
-from queen_trio.model.ack import Ack, AckResult
 
 from .hints import tell_released
 from .lanes import Lanes
 from .outage import ride_out
-from .targets import Target, ack_arguments, sort_into_targets
+from .targets import Target, ack_arguments, results_for, sort_into_targets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from datetime import datetime
 
+    from queen_trio.model.ack import Ack, AckResult
     from queen_trio.store.queries import Store
 
     from .hints import Hints
@@ -67,7 +67,7 @@ class AckService:
         Raises `DatabaseUnavailable` when the database stays away. Once started they are applied
         even if the caller is cancelled.
         """
-        results = [AckResult(index, ack.transaction_id, True) for index, ack in enumerate(acks)]
+        results = results_for(acks)
         targets = sort_into_targets(acks, results)
         if targets:
             await ride_out(partial(self._apply, _Request(targets)))

@@ -5,6 +5,7 @@ Shared by acks and transactions; what the arguments and verdicts mean is in sql/
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,25 +28,29 @@ _encode = msgspec.json.encode
 class Target:
     """What one request says of one (partition, group) under one lease."""
 
-    __slots__ = ("acks", "group", "lease_id", "letters", "partition_id", "results")
+    __slots__ = (
+        "group", "lease_id", "letters", "partition_id", "results", "statuses", "transaction_ids",
+    )  # fmt: skip
 
     def __init__(self, partition_id: UUID, group: str, lease_id: str) -> None:
         self.partition_id = partition_id
         self.group = group
         self.lease_id = lease_id
-        self.acks: list[Ack] = []
+        # Aligned, one element an item; of a status its letter in SQL.
+        self.transaction_ids: list[str] = []
+        self.statuses = ""
         self.results: list[AckResult] = []
         # By position, what a dead letter would need; complete once the message has been read.
         self.letters: dict[int, dict[str, Any]] = {}
 
-    def add(self, ack: Ack, result: AckResult) -> None:
+    def add(self, ack: Ack, results: Sequence[AckResult]) -> None:
         if ack.status in (AckStatus.FAILED, AckStatus.DEAD_LETTER):
-            self.letters[len(self.acks)] = {
-                "error": ack.error and ack.error.replace("\0", "\ufffd"),
-                "transactionId": ack.transaction_id,
-            }
-        self.acks.append(ack)
-        self.results.append(result)
+            error = ack.error and ack.error.replace("\0", "\ufffd")
+            for item, transaction_id in enumerate(ack.transaction_ids, len(self.statuses)):
+                self.letters[item] = {"error": error, "transactionId": transaction_id}
+        self.transaction_ids += ack.transaction_ids
+        self.statuses += ack.status.value * len(ack.transaction_ids)
+        self.results += results
 
     async def read_letter(self, store: Store, offset: int) -> None:
         """Read the message at `offset` into the letters of its transactionId."""
@@ -61,38 +66,44 @@ class Target:
 
     def answer(self, verdicts: str, *, lease_released: bool) -> None:
         """Fill in the results from the letters that SQL sent back, one an item."""
-        if verdicts == "c" * len(self.results):
+        if lease_released:
             for result in self.results:
-                result.leaseReleased = lease_released
+                result.leaseReleased = True
+        if verdicts == "c" * len(self.results):
             return
-        for ack, result, verdict in zip(self.acks, self.results, verdicts, strict=True):
-            result.leaseReleased = lease_released
+        for result, verdict in zip(self.results, verdicts, strict=True):
             if verdict == "d":
                 result.dlq = True
             elif verdict == "n":
                 result.noop = True
             elif verdict in _REFUSALS:
                 result.success = False
-                result.error = _REFUSALS[verdict].format(ack.transaction_id)
+                result.error = _REFUSALS[verdict].format(result.transactionId)
+
+
+def results_for(acks: Sequence[Ack]) -> list[AckResult]:
+    """One result for each message, in order; a success until more is known."""
+    ids = chain.from_iterable([ack.transaction_ids for ack in acks])
+    return [AckResult(index, transaction_id, True) for index, transaction_id in enumerate(ids)]
 
 
 def sort_into_targets(acks: Sequence[Ack], results: Sequence[AckResult]) -> list[Target]:
     """Group the acks of one request; those without a partition are answered here."""
     targets: dict[tuple[UUID, str, str], Target] = {}
-    target: Target | None = None
-    last: tuple[UUID, str, str] | None = None
-    for ack, result in zip(acks, results, strict=True):
+    start = 0
+    for ack in acks:
+        mine = results[start : start + len(ack.transaction_ids)]
+        start += len(mine)
         if ack.partition_id is None:
-            result.success = False
-            result.error = "unresolvable: partitionId is not a UUID"
+            for result in mine:
+                result.success = False
+                result.error = "unresolvable: partitionId is not a UUID"
             continue
         key = (ack.partition_id, ack.group, ack.lease_id or "")
-        if target is None or key != last:  # in a batch they are the same: no need to hash them
-            target = targets.get(key)
-            if target is None:
-                target = targets[key] = Target(*key)
-            last = key
-        target.add(ack, result)
+        target = targets.get(key)
+        if target is None:
+            target = targets[key] = Target(*key)
+        target.add(ack, mine)
     return list(targets.values())
 
 
@@ -107,8 +118,8 @@ def ack_arguments(targets: Sequence[Target]) -> AckArguments:
         [target.partition_id for target in targets],
         [target.group for target in targets],
         [target.lease_id for target in targets],
-        [b"".join([hash_of(ack.transaction_id) for ack in target.acks]) for target in targets],
-        ["".join([ack.status.value for ack in target.acks]) for target in targets],
+        [b"".join(map(hash_of, target.transaction_ids)) for target in targets],
+        [target.statuses for target in targets],
         _encode(letters).decode() if letters else "[]",
     )
 

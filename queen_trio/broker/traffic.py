@@ -74,9 +74,9 @@ class Traffic:
     def count_verdicts(self, verdicts: Iterable[str | None]) -> None:
         """Count what became of acknowledged messages."""
         for letters in verdicts:
-            for letter in letters or "":
-                if letter in _VERDICTS:
-                    self.counters[_VERDICTS[letter]] += 1
+            if letters:
+                for letter, counter in _VERDICTS.items():
+                    self.counters[counter] += letters.count(letter)
 
     def take(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
         """Return all counts and start anew."""

@@ -9,16 +9,16 @@ from uuid import UUID
 import msgspec
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
-from queen_trio.model.ack import AckResult
 from queen_trio.model.transaction import Refusal, TransactionOutcome, TransactionRequest
 
 from .hints import tell_released
 from .originals import original_ids
 from .outage import ride_out
 from .segment import Draft, Drafted, Key
-from .targets import Target, ack_arguments, sort_into_targets
+from .targets import Target, ack_arguments, results_for, sort_into_targets
 
 if TYPE_CHECKING:
+    from queen_trio.model.ack import AckResult
     from queen_trio.model.ids import Uuid7
     from queen_trio.store.queries import Store, TransactionRow
 
@@ -67,7 +67,7 @@ class TransactionService:
         left unknown is recognised by its message ids and not done twice.
         """
         drafted = Drafted.from_items(request.pushes, self._ids, request.producer_sub)
-        results = [AckResult(i, ack.transaction_id, True) for i, ack in enumerate(request.acks)]
+        results = results_for(request.acks)
         targets = sort_into_targets(request.acks, results)
         for result in results:
             if not result.success:

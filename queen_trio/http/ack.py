@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import msgspec
 
 from queen_trio.errors import ClientError
-from queen_trio.model.ack import Ack, AckStatus, ack_status
+from queen_trio.model.ack import Ack, ack_status
 from queen_trio.model.names import QUEUE_MODE_GROUP, check_name
 
 from .codec import decode_untrusted, json_response, timestamp
@@ -84,26 +86,28 @@ async def extend(broker: Broker, request: Request) -> Response:
 def _acks(items: list[_AckBody], group: str | None, where: str) -> list[Ack]:
     """Make the acks of one request; `where` names the item at an index in an error.
 
-    The items of a batch differ in little but their transactionId, so the rest is read once.
+    The items of a batch differ in little but their transactionId: the rest is read once a run.
     """
     acks: list[Ack] = []
-    known: dict[tuple[str, str | None, str | None, str | None], _Common] = {}
-    for index, item in enumerate(items):
-        key = (item.partition_id, item.status, item.consumer_group, item.lease_id)
+    index = 0
+    for (partition_id, status, own_group, lease_id, error), run in groupby(items, _what_is_said):
+        ids = [item.transaction_id for item in run]
         try:
-            common = known.get(key)
-            if common is None:
-                common = known[key] = _common(
-                    item.partition_id, item.consumer_group or group, item.status, item.lease_id
-                )
-            acks.append(Ack(_no_nul(item.transaction_id, "transactionId"), *common, item.error))
-        except ClientError as error:
-            raise ClientError(f"{where.format(index)}{error}") from None
+            acks.append(
+                ack_from_wire(ids, partition_id, status, own_group or group, lease_id, error)
+            )
+        except ClientError as refusal:
+            wrong = next((n for n, name in enumerate(ids) if "\0" in name), 0)
+            raise ClientError(f"{where.format(index + wrong)}{refusal}") from None
+        index += len(ids)
     return acks
 
 
+_what_is_said = attrgetter("partition_id", "status", "consumer_group", "lease_id", "error")
+
+
 def ack_from_wire(
-    transaction_id: str,
+    transaction_ids: list[str],
     partition_id: str,
     status: str | None,
     group: str | None,
@@ -111,22 +115,15 @@ def ack_from_wire(
     error: str | None,
 ) -> Ack:
     """Make an Ack of what a body said; raises `ClientError` naming the field."""
-    common = _common(partition_id, group, status, lease_id)
-    return Ack(_no_nul(transaction_id, "transactionId"), *common, error)
-
-
-_Common = tuple[UUID | None, str, AckStatus, str | None]
-"""What an Ack says between its transactionId and its error."""
-
-
-def _common(
-    partition_id: str, group: str | None, status: str | None, lease_id: str | None
-) -> _Common:
-    return (
+    if "\0" in "".join(transaction_ids):
+        raise ClientError("transactionId must not contain U+0000")
+    return Ack(
+        transaction_ids,
         _uuid(partition_id),
         check_name(group or QUEUE_MODE_GROUP, "consumerGroup"),
         ack_status(status),
         lease_id and _no_nul(lease_id, "leaseId"),
+        error,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
@@ -10,13 +12,26 @@ from attrs import define, field, frozen
 from queen_trio.errors import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from .lean import Receive, Scope
 
 INT32_MAX: Final = 2**31 - 1
 _TRUE: Final = frozenset({"true", "1"})
 _FALSE: Final = frozenset({"false", "0"})
+
+
+# Consumers ask the same again and again; bounded, as are the strings (by the length of a head).
+@lru_cache(maxsize=64)
+def _parse_query(query: bytes) -> Mapping[str, str]:
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
+        )
+    except ValueError:
+        raise ClientError("the query string is not valid UTF-8, or too long") from None
+    return MappingProxyType(dict(pairs))
+
 
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 
@@ -33,22 +48,13 @@ class Request:
     body: bytes
     path: tuple[str, ...]
     subject: str | None = None
-    _query: dict[str, str] | None = None
+    _query: Mapping[str, str] | None = None
 
     @property
-    def query(self) -> dict[str, str]:
+    def query(self) -> Mapping[str, str]:
         """The query parameters; of a repeated one the last counts. Empty values are kept."""
         if self._query is None:
-            try:
-                pairs = parse_qsl(
-                    self.scope["query_string"].decode("ascii"),
-                    keep_blank_values=True,
-                    errors="strict",
-                    max_num_fields=100,
-                )
-            except ValueError:
-                raise ClientError("the query string is not valid UTF-8, or too long") from None
-            self._query = dict(pairs)
+            self._query = _parse_query(self.scope["query_string"])
         return self._query
 
     def text(self, name: str) -> str | None:

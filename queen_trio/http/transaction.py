@@ -116,7 +116,7 @@ def _ack(operation: _Operation, where: str) -> Ack:
         raise ClientError(f"{where}: object missing required field `{missing}`")
     try:
         return ack_from_wire(
-            operation.transaction_id,
+            [operation.transaction_id],
             operation.partition_id,
             operation.status,
             operation.consumer_group,

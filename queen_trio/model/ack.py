@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
-from uuid import UUID
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 RETRY_WORDS: Final = frozenset({"retry"})
 DEAD_LETTER_WORDS: Final = frozenset({"dlq"})
@@ -31,10 +34,14 @@ def ack_status(word: str | None) -> AckStatus:
     return AckStatus.DEAD_LETTER if word in DEAD_LETTER_WORDS else AckStatus.FAILED
 
 
-class Ack(msgspec.Struct, frozen=True, gc=False):
-    """One acknowledgement; `partition_id` None is a partitionId that is no UUID."""
+@frozen
+class Ack:
+    """The same said of some messages; `partition_id` None is a partitionId that is no UUID.
 
-    transaction_id: str
+    In most requests that is all of a batch, so nothing here is kept once a message.
+    """
+
+    transaction_ids: list[str]
     partition_id: UUID | None
     group: str
     status: AckStatus = AckStatus.COMPLETED

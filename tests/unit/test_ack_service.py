@@ -55,8 +55,8 @@ async def test_what_is_decided_is_not_sent_again_when_a_letter_cannot_be_read(po
         async with open_ack_service(store, FanOut([])) as acks:
             first, second = await acks.ack(
                 [
-                    Ack("m", retried, "g", AckStatus.FAILED, "lease"),
-                    Ack("m", dead, "g", AckStatus.DEAD_LETTER, "lease"),
+                    Ack(["m"], retried, "g", AckStatus.FAILED, "lease"),
+                    Ack(["m"], dead, "g", AckStatus.DEAD_LETTER, "lease"),
                 ]
             )
     assert store.reads == 2
