@@ -39,7 +39,7 @@ ARRIVAL_SECONDS = 10.0
 # What a consumer needs to subscribe.
 SUBSCRIBE_SECONDS = 1.0
 CREATE_BATCH = 100
-PARKED_AT_ONCE = 64
+CONFIGURE_AT_ONCE = 64
 
 
 class Tally:
@@ -179,32 +179,38 @@ async def park(load: Load, tally: Tally) -> None:
     from bench.peers.queen import BrokerConnection, connect_http
 
     loads = [attrs.evolve(load, queue=f"{load.queue}_{i}") for i in range(load.connections)]
-    polls = tally.keep(
-        [BrokerConnection(await connect_http(load.address), each, 0) for each in loads]
+
+    async def configure(chosen: Sequence[Load]) -> None:
+        http = tally.keep(await connect_http(load.address))
+        for each in chosen:
+            await BrokerConnection(http, each, 0).configure()
+
+    await asyncio.gather(
+        *[configure(loads[n::CONFIGURE_AT_ONCE]) for n in range(CONFIGURE_AT_ONCE)]
     )
-    for begin in range(0, len(polls), PARKED_AT_ONCE):
-        await asyncio.gather(*[poll.configure() for poll in polls[begin : begin + PARKED_AT_ONCE]])
     arrived: dict[int, float] = {}
 
-    async def wait(index: int) -> None:
-        for message in await polls[index].receive(1, PARK_MS):
+    async def wait(poll: BrokerConnection, index: int) -> None:
+        for message in await poll.receive(1, PARK_MS):
             arrived[index] = time.perf_counter()
             tally.receive(message["data"]["i"])
 
-    woken = random.Random(7).sample(range(len(polls)), load.count)
-    http = await connect_http(load.address)
-    producers = {index: BrokerConnection(http, loads[index], 0) for index in woken}
-    waiting = tally.keep([asyncio.create_task(wait(index)) for index in range(len(polls))])
-    await asyncio.sleep(0)  # let every poll send its request
+    waiting: list[asyncio.Task[None]] = tally.keep([])
+    for index, each in enumerate(loads):  # one sends its request while the next connects
+        poll = tally.keep(BrokerConnection(await connect_http(load.address), each, 0))
+        waiting.append(asyncio.create_task(wait(poll, index)))
+    await asyncio.sleep(0)
     await tally.start()
+    http = tally.keep(await connect_http(load.address))
+    woken = random.Random(7).sample(range(len(loads)), load.count)
     for turn, index in enumerate(woken):
         await asyncio.sleep(max(0, tally.begun + turn * load.pace - time.perf_counter()))
         begun = time.perf_counter()
-        await producers[index].push([index])
+        await BrokerConnection(http, loads[index], 0).push([index])
         await asyncio.wait_for(waiting[index], ARRIVAL_SECONDS)
         tally.latencies.append(arrived[index] - begun)
     tally.last = time.perf_counter()
-    if any(task.done() for index, task in enumerate(waiting) if index not in producers):
+    if any(task.done() for index, task in enumerate(waiting) if index not in woken):
         raise RuntimeError("a poll that nothing was pushed for has ended")
 
 

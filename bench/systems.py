@@ -198,7 +198,8 @@ SYSTEMS: Final = {
         _on_postgres(
             "pgmq",
             "send / send_batch / read(vt=30) + delete; d by read_with_poll at its default, 100 ms",
-            *("psycopg", "pgmq"),
+            "psycopg",
+            "pgmq",
         ),
         _on_postgres(
             "pgmq-notify",
@@ -209,12 +210,16 @@ SYSTEMS: Final = {
         _on_postgres(
             "procrastinate",
             "defer / batch_defer; 8 workers of concurrency 1, defaults otherwise",
-            *("psycopg", "psycopg_pool", "procrastinate"),
+            "psycopg",
+            "psycopg_pool",
+            "procrastinate",
         ),
         _on_postgres(
             "pgqueuer",
             "enqueue of one or of lists; 8 QueueManagers, batches of 100, 'durable' (default)",
-            *("psycopg", "asyncpg", "pgqueuer"),
+            "psycopg",
+            "asyncpg",
+            "pgqueuer",
         ),
         System(
             "rabbitmq-quorum",

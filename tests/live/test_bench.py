@@ -21,10 +21,13 @@ from bench.peers import FLOOR, OURS
 from bench.report import Report
 from bench.results import Plan, Results
 from bench.systems import SYSTEMS
+from bench.turn import take_turn
 from bench.workloads import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from trio.testing import MockClock
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -123,6 +126,23 @@ def test_a_system_that_is_not_installed_is_left_out(scratch: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "left out: nats, not installed: nats" in ran.stderr
     assert FLOOR in ran.stdout
+
+
+async def test_one_benchmark_measures_at_a_time(autojump_clock: MockClock, tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    turns: list[float] = []
+
+    async def measure() -> None:
+        async with take_turn(lock, wait_quiet=False):
+            turns.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        begun = trio.current_time()
+        async with take_turn(lock, wait_quiet=False):
+            nursery.start_soon(measure)
+            await trio.sleep(60)
+            assert not turns
+    assert begun + 60 <= turns[0] < begun + 61
 
 
 def test_loads_and_outcomes_cross_a_pipe() -> None:
