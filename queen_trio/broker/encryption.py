@@ -15,7 +15,6 @@ from attrs import frozen
 
 from queen_trio.errors import ClientError, DatabaseError
 from queen_trio.model.encryption import (
-    SEALED,
     PayloadCipher,
     Undecipherable,
     envelope_of_letter,
@@ -25,7 +24,6 @@ from queen_trio.model.encryption import (
     seal_record,
     withhold,
 )
-from queen_trio.model.pop import ClaimedSegment
 from queen_trio.store import segments
 from queen_trio.store.encryption import encrypted_queues
 from queen_trio.store.sqlstate import ENCRYPTION_DIFFERS
@@ -42,8 +40,6 @@ T = TypeVar("T")
 
 # How often a call may find that an option has changed once more before it gives up.
 AGREE_ATTEMPTS: Final = 5
-
-_SEALED_TEXT: Final = segments.RS + SEALED
 
 
 class EncryptionKeyMissing(ClientError):
@@ -149,19 +145,14 @@ class Encryption:
 
     # -- on the way out ------------------------------------------------------------------------
 
-    def open_segment(self, queue: str, segment: ClaimedSegment) -> ClaimedSegment:
-        """Return a segment with its claimed records as they were pushed, as `open_record` does.
+    def open_entries(self, queue: str, entries: list[bytes]) -> list[bytes]:
+        """Return entries of one segment as they were pushed, each as `open_record` does.
 
         A segment is sealed as a whole, so its first record tells of all.
         """
-        if not segment.text.startswith(_SEALED_TEXT):
-            return segment
-        records = [
-            self.open_record(queue, record)
-            for record in segments.split(segment.text)[segment.first : segment.stop]
-        ]
-        text = segments.join(records)
-        return ClaimedSegment(segment.created_at, text, len(records), 0, len(records))
+        if not is_sealed(entries[0]):
+            return entries
+        return [self.open_record(queue, entry[:-1]) + b"\n" for entry in entries]
 
     def open_record(self, queue: str, record: bytes) -> bytes:
         """Return a record as it was pushed; what can't be opened has `data` null and says why."""

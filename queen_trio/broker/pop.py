@@ -218,14 +218,9 @@ def _partitions(rows: list[PopRow], encryption: Encryption) -> list[ClaimedParti
                     row.partition_id, row.partition_name, row.queue_name, row.delivery_attempt, []
                 )
             )
-        text = segments.decode(row.blob)
-        count = segments.count(text)
-        segment = ClaimedSegment(
-            row.created_at,
-            text,
-            count,
-            first=max(row.committed + 1 - row.base_offset, 0),
-            stop=min(row.batch_end + 1 - row.base_offset, count),
-        )
-        partitions[-1].segments.append(encryption.open_segment(row.queue_name, segment))
+        entries = segments.entries(segments.decode(row.blob))
+        first = max(row.committed + 1 - row.base_offset, 0)
+        stop = row.batch_end + 1 - row.base_offset  # may lie in a later segment
+        claimed = encryption.open_entries(row.queue_name, entries[first:stop])
+        partitions[-1].segments.append(ClaimedSegment(row.created_at, claimed))
     return partitions

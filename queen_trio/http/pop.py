@@ -146,12 +146,12 @@ def _render(claim: Claim, group: str, *, discovery: bool) -> bytes:
     group_json = encode(group)
     messages = [
         splice(
-            segment.text, segment.first, segment.stop, segment.count,
+            segment.entries,
             _delivery_fields(part, timestamp(segment.created_at), lease, group_json, discovery),
         )
         for part in claim.partitions
         for segment in part.segments
-    ]  # fmt: skip
+    ]
     return b"".join(
         (
             b'{"success":true,"queue":',

@@ -39,13 +39,10 @@ class PopRequest:
 
 @frozen
 class ClaimedSegment:
-    """Records `first` to `stop` (exclusive) of a decoded text sequence of `count` records."""
+    """Messages of one segment in offset order, as entries of its text sequence."""
 
     created_at: datetime
-    text: bytes
-    count: int
-    first: int
-    stop: int
+    entries: list[bytes]
 
 
 @frozen
@@ -70,4 +67,4 @@ class Claim:
     @property
     def count(self) -> int:
         """How many messages it has."""
-        return sum(s.stop - s.first for part in self.partitions for s in part.segments)
+        return sum(len(s.entries) for part in self.partitions for s in part.segments)

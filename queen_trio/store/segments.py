@@ -1,8 +1,8 @@
 """The segment format: an RFC 7464 JSON text sequence, zstd-compressed when that pays (spec 1).
 
 Each message is one record: RS (0x1E), the message object as a pop will answer it, LF. 0x1E can't
-occur inside JSON text, so a whole segment becomes a pop's answer with one C-speed `replace`, and
-an operator can read one with `zstd -d | jq --seq`.
+occur inside JSON text, so a segment becomes a pop's answer by a `split` and a `join` at C speed,
+and an operator can read one with `zstd -d | jq --seq`.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ def decode(blob: bytes) -> bytes:
     return blob if blob[:1] == RS else _decompress(blob)
 
 
+def entries(text: bytes) -> list[bytes]:
+    """Cut a text sequence into its message objects in offset order, each with its line feed.
+
+    A split at one byte runs at the speed of memchr; at "LF RS" it takes twice as long.
+    """
+    return text.split(RS)[1:]
+
+
 def split(text: bytes) -> list[bytes]:
     """Cut a text sequence into its message objects, in offset order."""
-    return text[1:-1].split(_BETWEEN)
+    return [entry[:-1] for entry in entries(text)]
 
 
-def count(text: bytes) -> int:
-    """Say how many records a text sequence has."""
-    return text.count(RS)
-
-
-def splice(text: bytes, first: int, stop: int, count: int, suffix: bytes) -> bytes:
-    """Turn the records `first` to `stop` (exclusive) of `count` into comma-joined JSON objects.
+def splice(entries: Sequence[bytes], suffix: bytes) -> bytes:
+    """Turn entries into comma-joined JSON objects.
 
     `suffix` takes the place of each object's closing brace: the fields that only the delivery
     knows, ending in `}`.
     """
-    if first == 0 and stop == count:
-        return text[1:-2].replace(b"}\n\x1e", suffix + b",") + suffix
-    return b",".join([record[:-1] + suffix for record in split(text)[first:stop]])
+    return (suffix + b",").join([entry[:-2] for entry in entries]) + suffix
