@@ -24,7 +24,7 @@ from bench.measure import Clients
 from bench.peers import FLOOR, OURS
 from bench.postgres import open_postgres
 from bench.report import Report
-from bench.results import Plan, Results, measure
+from bench.results import Measuring, Plan, Results
 from bench.systems import SYSTEMS, Place, System
 from bench.workloads import WORKLOADS, Sizes
 from queen_trio.log import LogLevel, configure
@@ -180,7 +180,7 @@ async def _run(results: Results, scratch: Path, clients: Clients) -> tuple[Machi
             async with open_postgres(scratch) as postgres:
                 machine = await trio.to_thread.run_sync(describe, scratch, postgres.version)
                 tell = partial(click.echo, err=True)
-                await measure(results, Place(postgres, scratch), clients, tell)
+                await Measuring(results, Place(postgres, scratch), clients, tell).run()
                 is_complete = True
             nursery.cancel_scope.cancel()
     return machine, is_complete

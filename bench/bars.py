@@ -11,14 +11,12 @@ from bench.peers import FLOOR, OURS
 from bench.systems import WORKERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from bench.results import Results
 
-    from bench.results import Results, Row
-
-KB: Final = 1000
+MB_PER_MIB: Final = 2**20 / 1e6
+KB_PER_MIB: Final = 2**20 / 1e3
 # What memory may grow by from the second third of a long run to the last: an allocator's noise.
 FLAT: Final = 1.05
-MIB: Final = 1024 * 1024
 
 
 class Want(Enum):
@@ -32,26 +30,24 @@ class Want(Enum):
 
 @frozen
 class Bar:
-    """One bar: our value, what it is compared with, and the ratio that is wanted.
-
-    `other` is None where the bar is a number of its own: then the ratio is ours to `bound`.
-    """
+    """Our value, what it is compared with, and the ratio that is wanted; None: not measured."""
 
     work: str
     text: str
-    ours: float
+    ours: float | None
     against: str
-    other: float
+    other: float | None
     want: Want
-    bound: float
-    form: str
+    bound: float = 1.0
 
     @property
-    def ratio(self) -> float:
-        return self.ours / self.other if self.other else float("inf")
+    def ratio(self) -> float | None:
+        return None if self.ours is None or not self.other else self.ours / self.other
 
     @property
     def is_met(self) -> bool:
+        if self.ratio is None:
+            return False
         match self.want:
             case Want.AT_LEAST:
                 return self.ratio >= self.bound
@@ -64,134 +60,97 @@ class Bar:
 
     def verdict(self) -> str:
         """Met, or by how much of the bar it was missed."""
+        if self.ratio is None:
+            return "not measured"
         if self.want is Want.SHOWN:
             return "shown"
-        if self.is_met:
-            return "met"
-        return f"MISSED by {abs(self.ratio / self.bound - 1):.0%}"
+        return "met" if self.is_met else f"MISSED by {abs(self.ratio / self.bound - 1):.0%}"
 
     def line(self) -> str:
-        wanted = f"{self.want.value} {self.bound:.2f}" if self.want is not Want.SHOWN else "-"
-        ours, other = (format(value, self.form) for value in (self.ours, self.other))
+        wanted = "-" if self.want is Want.SHOWN else f"{self.want.value} {self.bound:.2f}"
+        ratio = "-" if self.ratio is None else f"{self.ratio:.2f}"
         return (
-            f"{self.work:4}{self.text:34}{ours:>11}  {self.against:26}{other:>11}"
-            f"{self.ratio:>8.2f}{wanted:>8}  {self.verdict()}"
+            f"{self.work:4}{self.text:38}{_number(self.ours):>11}  {self.against:22}"
+            f"{_number(self.other):>11}{ratio:>8}{wanted:>8}  {self.verdict()}"
         )
 
 
-HEADER: Final = f"{'':4}{'':34}{'ours':>11}  {'compared with':26}{'':>11}{'ratio':>8}{'wanted':>8}"
-_RATE, _MS, _MICROSECONDS, _PERCENT, _SIZE = ",.0f", ".2f", ".2f", ".2f", ".1f"
+HEADER: Final = f"{'':4}{'':38}{'ours':>11}  {'compared with':22}{'':>11}{'ratio':>8}{'wanted':>8}"
 
 
-def bars(results: Results) -> Iterator[Bar]:
-    """The bars for which this run has both values, in the order of the work."""
-    yield from _rates(results)
-    yield from _latencies(results)
-    yield from _fan_out(results)
-    yield from _parked(results)
-    yield from _many_partitions(results)
-    yield from _processors(results)
-    yield from _memory(results)
-    yield from _workers(results)
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
-def _rates(results: Results) -> Iterator[Bar]:
-    wanted = {
-        "a": (("pgmq", 1.2), ("rabbitmq-quorum", 1.0)),
-        "b": (("pgmq", 1.5),),
-        "c": (("pgmq", 3.0), ("redis-always", 1.0)),
-    }
-    for work, peers in wanted.items():
-        if (ours := results.row(work, OURS)) is None:
-            continue
-        for peer, bound in peers:
-            if (other := results.row(work, peer)) is not None:
-                yield _rate(work, "messages/s", ours, peer, other, bound)
-        rows = [row for row in results.rows() if row.workload == work and row.peer != OURS]
-        if work == "b" and rows:
-            best = max(rows, key=lambda row: row.median("rate"))
-            yield _rate(work, "messages/s", ours, f"best: {best.peer}", best, 1.0)
+def bars(results: Results) -> list[Bar]:
+    """Every bar, in the order of the work."""
+
+    def median(work: str, field: str, peer: str = OURS, scale: float = 1.0) -> float | None:
+        row = results.row(work, peer)
+        return None if row is None else row.median(field) * scale
+
+    def rate(work: str, peer: str = OURS) -> float | None:
+        return median(work, "rate", peer)
+
+    def each(work: str, field: str) -> float | None:
+        """Microseconds of CPU a message."""
+        row = results.row(work, OURS)
+        return None if row is None else row.per_message(field)
+
+    at_least, at_most, below, shown = Want.AT_LEAST, Want.AT_MOST, Want.BELOW, Want.SHOWN
+    best = _fastest_other(results, "b")
+    sizes = results.plan.sizes
+    polls, many = f"{sizes.polls:,} polls", f"{sizes.partitions:,} partitions"
+    floor_p50, floor_p99 = median("d", "p50_ms", FLOOR), median("d", "p99_ms", FLOOR)
+    cpu_e, cpu_c = each("e", "server_cpu"), each("c", "server_cpu")
+    idle = median("f", "idle_broker_cores", scale=100)
+    grown = median("f", "grown_mib", scale=KB_PER_MIB / sizes.polls)
+    early, late = (median("i", f"{part}_rss_mib", scale=MB_PER_MIB) for part in ("early", "late"))
+    return [
+        Bar("a", "messages/s", rate("a"), "pgmq", rate("a", "pgmq"), at_least, 1.2),
+        Bar("a", "", rate("a"), "rabbitmq-quorum", rate("a", "rabbitmq-quorum"), at_least),
+        Bar("b", "messages/s", rate("b"), "pgmq", rate("b", "pgmq"), at_least, 1.5),
+        Bar("b", "", rate("b"), f"best: {best}", rate("b", best), at_least),
+        Bar("c", "messages/s", rate("c"), "pgmq", rate("c", "pgmq"), at_least, 3.0),
+        Bar("c", "", rate("c"), "redis-always", rate("c", "redis-always"), at_least),
+        Bar("d", "p50 ms", median("d", "p50_ms"), FLOOR, floor_p50, at_most, 1.4),
+        Bar("d", "p99 ms", median("d", "p99_ms"), FLOOR, floor_p99, at_most, 2.0),
+        Bar("d", "p50 ms, two brokers", median("d2", "p50_ms"), FLOOR, floor_p50, at_most, 1.8),
+        Bar("e", "deliveries/s to 5 groups", rate("e"), "ours in c", rate("c"), at_least),
+        Bar("e", "µs of broker + PostgreSQL each", cpu_e, "ours in c", cpu_c, at_most),
+        Bar("f", f"{polls} at rest, % of a core", idle, "", 10.0, below),
+        Bar("f", "kB of RSS a poll", grown, "", 40.0, below),
+        Bar("f", "p99 ms of a push to one of them", median("f", "p99_ms"), "ours in d",
+            median("d", "p99_ms"), at_most, 3.0),
+        Bar("g", f"b with {many}", rate("gb"), "ours in b", rate("b"), at_least, 0.7),
+        Bar("g", f"c with {many}", rate("gc"), "ours in c", rate("c"), at_least, 0.7),
+        *(
+            Bar("h", f"µs of broker a message in {work}", each(work, "broker_cpu"),
+                "of its clients", each(work, "client_cpu"), shown if work == "a" else below)
+            for work in "abc"
+        ),
+        Bar("i", "MB of RSS after b and c, at most", _most_memory(results), "", 150.0, below),
+        Bar("i", f"MB of RSS, flat over {sizes.minutes:g} min", late, "in the second third", early,
+            at_most, FLAT),
+        *(
+            Bar("+", f"{work} with {WORKERS} workers, messages/s", rate(f"w{work}"), "ours with 1",
+                rate(work), shown)
+            for work in "abc"
+        ),
+    ]  # fmt: skip
 
 
-def _rate(work: str, text: str, ours: Row, against: str, other: Row, bound: float) -> Bar:
-    values = ours.median("rate"), other.median("rate")
-    return Bar(work, text, values[0], against, values[1], Want.AT_LEAST, bound, _RATE)
+def _fastest_other(results: Results, work: str) -> str:
+    """The name of the system with the highest rate of all but ours."""
+    rows = [row for row in results.rows() if row.workload == work and row.peer != OURS]
+    return max(rows, key=lambda row: row.median("rate")).peer if rows else "-"
 
 
-def _latencies(results: Results) -> Iterator[Bar]:
-    wanted = (("d", "p50", 1.4), ("d", "p99", 2.0), ("d2", "p50", 1.8))
-    for work, percentile, bound in wanted:
-        ours, floor = results.row(work, OURS), results.row("d", FLOOR)
-        if ours is not None and floor is not None:
-            field = f"{percentile}_ms"
-            where = " across two brokers" if work == "d2" else ""
-            yield Bar(
-                "d", f"{percentile} ms{where}", ours.median(field), f"{FLOOR} {percentile}",
-                floor.median(field), Want.AT_MOST, bound, _MS,
-            )  # fmt: skip
-
-
-def _fan_out(results: Results) -> Iterator[Bar]:
-    fan_out, drain = results.row("e", OURS), results.row("c", OURS)
-    if fan_out is not None and drain is not None:
-        yield _rate("e", "deliveries/s, 5 groups", fan_out, "ours in c", drain, 1.0)
-        values = fan_out.per_message("server_cpu"), drain.per_message("server_cpu")
-        yield Bar(
-            "e", "µs of broker + PostgreSQL each", values[0], "ours in c", values[1],
-            Want.AT_MOST, 1.0, _MICROSECONDS,
-        )  # fmt: skip
-
-
-def _parked(results: Results) -> Iterator[Bar]:
-    row = results.row("f", OURS)
-    if row is None:
-        return
-    polls = results.plan.sizes.polls
-    cores = row.median("idle_broker_cores") * 100
-    yield Bar("f", f"{polls:,} polls at rest, % of a core", cores, "bar", 10.0, Want.BELOW, 1.0,
-              _PERCENT)  # fmt: skip
-    each = row.median("grown_mib") * MIB / KB / polls
-    yield Bar("f", "kB of RSS a poll", each, "bar", 40.0, Want.BELOW, 1.0, _SIZE)
-    latency = results.row("d", OURS)
-    if latency is not None:
-        values = row.median("p99_ms"), latency.median("p99_ms")
-        yield Bar("f", "p99 ms of a push to one of them", values[0], "ours in d, p99", values[1],
-                  Want.AT_MOST, 3.0, _MS)  # fmt: skip
-
-
-def _many_partitions(results: Results) -> Iterator[Bar]:
-    for many, few in (("gb", "b"), ("gc", "c")):
-        ours, other = results.row(many, OURS), results.row(few, OURS)
-        if ours is not None and other is not None:
-            text = f"{few} with {results.plan.sizes.partitions:,} partitions"
-            yield _rate("g", text, ours, f"ours in {few}", other, 0.7)
-
-
-def _processors(results: Results) -> Iterator[Bar]:
-    for work in "abc":
-        if (row := results.row(work, OURS)) is not None:
-            values = row.per_message("broker_cpu"), row.per_message("client_cpu")
-            want = Want.SHOWN if work == "a" else Want.BELOW
-            yield Bar("h", f"µs of broker a message in {work}", values[0], "its clients", values[1],
-                      want, 1.0, _MICROSECONDS)  # fmt: skip
-
-
-def _memory(results: Results) -> Iterator[Bar]:
+def _most_memory(results: Results) -> float | None:
+    """Of all rounds, not the median: it is a limit."""
     rows = [row for work in "bc" if (row := results.row(work, OURS)) is not None]
-    if rows:
-        most = max(sample.broker_rss_mib for row in rows for sample in row.samples) * MIB / 1e6
-        yield Bar("i", "MB of RSS after b and c, the most", most, "bar", 150.0, Want.BELOW, 1.0,
-                  _SIZE)  # fmt: skip
-    if (row := results.row("i", OURS)) is not None:
-        text = f"MB of RSS, flat over {results.plan.sizes.minutes:g} minutes"
-        late, early = (row.median(f) * MIB / 1e6 for f in ("late_rss_mib", "early_rss_mib"))
-        yield Bar("i", text, late, "in the second third", early, Want.AT_MOST, FLAT, _SIZE)
-
-
-def _workers(results: Results) -> Iterator[Bar]:
-    for many, one in (("wa", "a"), ("wb", "b"), ("wc", "c")):
-        ours, other = results.row(many, OURS), results.row(one, OURS)
-        if ours is not None and other is not None:
-            values = ours.median("rate"), other.median("rate")
-            yield Bar("+", f"{one} with {WORKERS} workers, messages/s", values[0], "ours with 1",
-                      values[1], Want.SHOWN, 1.0, _RATE)  # fmt: skip
+    return max(
+        (sample.broker_rss_mib * MB_PER_MIB for row in rows for sample in row.samples), default=None
+    )

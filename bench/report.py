@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from bench import bars
+from bench.bars import Want
 from bench.peers import OURS
 from bench.postgres import SETTINGS
 from bench.results import Results, Row, as_json
@@ -74,15 +75,16 @@ class Report:
         yield self._claim()
 
     def _bars(self) -> Iterator[str]:
-        found = list(bars.bars(self.results))
-        if found:
-            yield ""
-            yield "Bars: `ratio` is our value to the other; `wanted` is what it has to be."
-            yield bars.HEADER
-            for bar in found:
-                yield bar.line()
-            wanted = [bar for bar in found if bar.want is not bars.Want.SHOWN]
-            yield f"{sum(bar.is_met for bar in wanted)} of {len(wanted)} are met."
+        found = bars.bars(self.results)
+        if all(bar.ratio is None for bar in found):
+            return
+        yield ""
+        yield "Bars: `ratio` is our value to the other; `wanted` is what it has to be."
+        yield bars.HEADER
+        yield from (bar.line() for bar in found)
+        wanted = [bar for bar in found if bar.ratio is not None and bar.want is not Want.SHOWN]
+        met = sum(bar.is_met for bar in wanted)
+        yield f"{met} of the {len(wanted)} that were measured are met."
 
     def _claim(self) -> str:
         right = "Counts and sums are right"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import defaultdict, deque
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from bench.workloads import WORKLOADS, Trial
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from bench.measure import Clients, Sample
-    from bench.systems import Place, System
+    from bench.measure import Clients, Sample, Site
+    from bench.systems import Place, Setup, System
     from bench.workloads import Sizes
 
 
@@ -109,46 +109,57 @@ class Results:
         return any(peer == OURS for _, peer in self.failures)
 
 
-async def measure(
-    results: Results, place: Place, clients: Clients, tell: Callable[[str], None]
-) -> None:
-    """Run the plan: in each round one system after another, each started anew."""
-    plan = results.plan
-    for number in range(plan.rounds + plan.extra):
-        for system in plan.systems:
-            tries = results.missing(system)
-            for setup, keys in groupby(tries, lambda key: WORKLOADS[key].setup):
-                left = list(keys)
-                while left:  # a failure may have spoiled the servers: the rest gets new ones
-                    try:
-                        async with system.open(place, setup) as site:
-                            while left:
-                                key = left[0]
-                                queue = f"bench_{key}{number}"
-                                trial = Trial(
-                                    peer=system.name,
-                                    site=site,
-                                    postgres=place.postgres,
-                                    clients=clients,
-                                    queue=queue,
-                                    sizes=plan.sizes,
-                                    tell=tell,
-                                )
-                                results.versions[system.name] = await trial.reset()
-                                sample = await WORKLOADS[key].run(trial)
-                                results.samples[key, system.name].append(sample)
-                                tell(_line(key, system.name, sample))
-                                left.pop(0)
-                    except Exception as error:  # of one system: the others are still to come
-                        if not left:
-                            raise
-                        results.failures[left[0], system.name] = _reason(error)
-                        tell(f"{left[0]} {system.name} FAILED: {_reason(error)}")
-                        left.pop(0)
+@attrs.frozen
+class Measuring:
+    """Runs a plan, and tells of each step."""
 
+    results: Results
+    place: Place
+    clients: Clients
+    tell: Callable[[str], None]
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    async def run(self) -> None:
+        """In each round measure one system after another, each started anew."""
+        plan = self.results.plan
+        for number in range(plan.rounds + plan.extra):
+            for system in plan.systems:
+                missing = self.results.missing(system)
+                for setup, keys in groupby(missing, lambda key: WORKLOADS[key].setup):
+                    left = deque(keys)
+                    while left:
+                        await self._run_some(system, setup, left, number)
+
+    async def _run_some(self, system: System, setup: Setup, left: deque[str], number: int) -> None:
+        """Take workloads off the list until it is empty, or one fails.
+
+        A failure may have spoiled the servers, so what is left then needs new ones.
+        """
+        key = left.popleft()
+        try:
+            async with system.open(self.place, setup) as site:
+                await self._measure(system, site, key, number)
+                while left:
+                    key = left.popleft()
+                    await self._measure(system, site, key, number)
+        except Exception as error:  # of one system: the others are still to come
+            reason = f"{type(error).__name__}: {error}"
+            self.results.failures[key, system.name] = reason
+            self.tell(f"{key} {system.name} FAILED: {reason}")
+
+    async def _measure(self, system: System, site: Site, key: str, number: int) -> None:
+        trial = Trial(
+            peer=system.name,
+            site=site,
+            postgres=self.place.postgres,
+            clients=self.clients,
+            queue=f"bench_{key}{number}",
+            sizes=self.results.plan.sizes,
+            tell=self.tell,
+        )
+        self.results.versions[system.name] = await trial.reset()
+        sample = await WORKLOADS[key].run(trial)
+        self.results.samples[key, system.name].append(sample)
+        self.tell(_line(key, system.name, sample))
 
 
 def _line(workload: str, peer: str, sample: Sample) -> str:
