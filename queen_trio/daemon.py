@@ -189,6 +189,7 @@ async def _serve(
                 services.start_soon(supervise, "signing keys", guard.serve, restarts)
             async with trio.open_nursery() as http:
                 inherited = [] if worker is None else worker.listeners
+                boot.freeze_loaded()
                 run_http = partial(_run_http, config, broker, guard, inherited, drain)
                 addresses = await http.start(run_vital, "http", run_http, stop.fail)
                 for address in addresses:
