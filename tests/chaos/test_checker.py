@@ -6,8 +6,8 @@ import pytest
 from attrs import evolve
 
 from tests.chaos.checker import Rule
-from tests.chaos.history import Extension, Kind, Status, Verb
-from tests.chaos.story import Story, four_messages
+from tests.chaos.history import Ack, Extension, Kind, Said, Status, Verb
+from tests.chaos.story import PLACE, Story, four_messages
 
 
 @pytest.fixture
@@ -290,6 +290,28 @@ def test_delivered_again_after_the_lease() -> None:
     assert forgotten(14).broken() == set()
 
 
+def test_a_crash_later_on_explains_nothing() -> None:
+    story = forgotten(8)
+    story.blow(Kind.POSTGRES_KILL, 20, 21)
+    assert story.broken() == {Rule.REDELIVERED, Rule.TWO_LEASES}
+
+
+def test_a_lease_beside_another_of_other_messages(story: Story) -> None:
+    story.history.acks.pop()
+    story.claim("ab", 15, "three", attempt=2)
+    assert story.broken() == {Rule.ACKED_AGAIN, Rule.TWO_LEASES}
+    # In whichever order they were answered.
+    story.history.claims[1] = evolve(story.history.claims[1], sent=16.5, received=17)
+    assert story.broken() == {Rule.ACKED_AGAIN, Rule.TWO_LEASES}
+
+
+def test_an_ack_that_was_refused_promises_nothing() -> None:
+    story = forgotten(14)
+    [said] = [Said(name, Verb.COMPLETED, success=False) for name in "a"]
+    story.history.acks.append(Ack("g", PLACE, "one", 6, 7, (said,)))
+    assert story.broken() == set()
+
+
 def test_an_extended_lease() -> None:
     story = forgotten(14)
     story.history.extensions.append(Extension("one", 6, 20))
@@ -344,3 +366,12 @@ def test_a_redelivery_that_pretends_to_be_the_first() -> None:
     story = forgotten(14)
     story.history.claims[1] = evolve(story.history.claims[1], attempt=1)
     assert story.broken() == {Rule.ATTEMPT}
+    story.blow(Kind.POSTGRES_KILL, 6, 7)
+    assert story.broken() == set()
+
+
+def test_the_first_delivery_may_be_answered_last() -> None:
+    story = forgotten(20)
+    story.history.claims[0] = evolve(story.history.claims[0], received=22)
+    story.history.claims[1] = evolve(story.history.claims[1], attempt=2)
+    assert story.broken() == set()

@@ -133,6 +133,20 @@ def test_a_seek_that_nobody_answered_may_have_happened_or_not(story: Story) -> N
     assert story.broken() == {Rule.ACKED_AGAIN}
 
 
+def test_a_seek_that_nobody_answered_may_never_have_happened(story: Story) -> None:
+    story.seek(20, lost=True)
+    story.push("e", 90)
+    story.claim("e", 92, "three")
+    assert story.broken() == set()
+
+
+def test_a_seek_afterwards_explains_nothing(story: Story) -> None:
+    del story.history.acks[0]
+    story.seek(30, "c")
+    story.claim("cd", 32, "three")
+    assert story.broken() == {Rule.SKIPPED, Rule.TWO_LEASES}
+
+
 @pytest.mark.parametrize("verb", [Verb.RETRY, Verb.FAILED])
 def test_nacks_after_a_seek_mean_what_they_did(story: Story, verb: Verb) -> None:
     story.seek(20)

@@ -9,6 +9,8 @@ import pytest
 from tests.chaos.faults import LANES, draw
 from tests.chaos.history import Kind
 from tests.chaos.rig import EXPECTED, raised
+from tests.chaos.run import BROKERS
+from tests.chaos.test_chaos import SEEDS
 
 
 def test_a_seed_repeats_its_faults() -> None:
@@ -25,6 +27,16 @@ def test_every_kind_comes_before_any_comes_again() -> None:
         for fault in islice(draw(7, lane, 1), len(kinds))
     ]
     assert sorted(firsts, key=list(Kind).index) == list(Kind)
+
+
+def test_the_fixed_seeds_do_all_kinds_soon() -> None:
+    soon = {
+        fault.kind
+        for seed in SEEDS
+        for lane in range(len(LANES))
+        for fault in islice(draw(seed, lane, BROKERS), 4)
+    }
+    assert soon == set(Kind)
 
 
 @pytest.mark.parametrize(
