@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from queen_trio import daemon
+from queen_trio import daemon, supervision
 from queen_trio.cli import main
 from queen_trio.http import server
 from queen_trio.jobs import runner
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from queen_trio.jobs.runner import Job
 
 LINE_BYTES = 1000
+# A part that ran so long was healthy: it is started again at once, and not after half a minute as
+# one that has crashed every few seconds is, or most of a long run would do without it.
+HEALTHY_SECONDS = 2.0
 
 
 class Broken(Exception):
@@ -149,6 +152,7 @@ class Sabotage:
         MeshNode.serve = mesh  # type: ignore[method-assign,assignment]
         daemon.serve_jobs = jobs  # type: ignore[attr-defined]
         server.serve = partial(self.parts["http"].run, server.serve)
+        supervision.HEALTHY_SECONDS = HEALTHY_SECONDS  # type: ignore[misc]
         self.clock.install()
 
     async def obey(self, stream: trio.SocketStream) -> None:
