@@ -96,10 +96,6 @@ class Sample:
         return self.broker_cpu + self.postgres_cpu
 
     @property
-    def server_pss_mib(self) -> float:
-        return self.broker_pss_mib + self.postgres_pss_mib
-
-    @property
     def is_disturbed(self) -> bool:
         return max(self.other_cores, self.idle_other_cores) > SHARED_CORES
 

@@ -267,10 +267,11 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         "end to end, one message every 20 ms, one waiting consumer", latency, for_all=True
     ),
     "e": Workload("5 groups drain one backlog at once, 10 consumers", fan_out),
+    # Before what leaves thousands of queues and partitions in the broker's memory.
+    "i": Workload("push and drain at once, for minutes: memory", churn, once=True),
     "f": Workload("parked long polls, one a queue; pushes into random ones", parked),
     "gb": Workload("as b, with many partitions", push_many_partitions),
     "gc": Workload("as c, with many partitions", drain_many_partitions),
-    "i": Workload("push and drain at once, for minutes: memory", churn, once=True),
     "d2": Workload("as d, pushed to one broker, popped from another", latency, Setup.MESH),
     "wa": Workload("as a, with 2 workers", push_single, Setup.WORKERS),
     "wb": Workload("as b, with 2 workers", push_batches, Setup.WORKERS),
