@@ -66,7 +66,7 @@ _ACK = Statement(
     "ack",
     "SELECT ord, verdicts, lease_released, needs_payload, queue_name, partition_name,"
     " has_more"
-    " FROM queen.ack_v1($1, $2, $3, $4, $5, $6::text::jsonb)",
+    " FROM queen.ack_v1($1, $2, $3, $4, $5, $6, $7::text::jsonb) ORDER BY ord",
     lane=Lane.ACK,
 )
 _TRANSACTION = Statement(
@@ -324,7 +324,9 @@ class Store:
         letters: str,
     ) -> list[AckRow]:
         """Apply targets in their order, in one transaction; `letters` is a JSON array."""
-        rows = await self.pool.fetch(_ACK, partition_ids, groups, leases, hashes, statuses, letters)
+        rows = await self.pool.fetch(
+            _ACK, partition_ids, groups, leases, [0] * len(groups), hashes, statuses, letters
+        )
         return [AckRow(*row) for row in rows]
 
     async def transaction(

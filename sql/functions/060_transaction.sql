@@ -44,7 +44,7 @@ BEGIN
         END IF;
         IF cardinality(p_ack_partitions) > 0 THEN
             SELECT jsonb_agg(to_jsonb(a) ORDER BY a.ord) INTO acks
-              FROM queen.ack_v1(p_ack_partitions, p_ack_groups, p_ack_leases, p_ack_hashes,
+              FROM queen.ack_v1(p_ack_partitions, p_ack_groups, p_ack_leases, NULL, p_ack_hashes,
                                 p_ack_statuses, p_letters) a;
             -- An ack that changes nothing would let the pushes happen a second time.
             IF EXISTS (SELECT FROM jsonb_array_elements(acks) a

@@ -14,7 +14,7 @@ from attrs import astuple, evolve, field, frozen
 
 from queen_trio.model.message import hash_of
 from queen_trio.store import retention, segments
-from queen_trio.store.queries import NOTHING_VERIFIED, Store
+from queen_trio.store.queries import NOTHING_VERIFIED, AckRow, Store
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from queen_trio.store.connection import Statement, TrioConnection
     from queen_trio.store.pool import Pool
-    from queen_trio.store.queries import AckArguments, AckRow, PopRow, PushRow
+    from queen_trio.store.queries import AckArguments, PopRow, PushRow
     from queen_trio.store.settings import ConnectionSettings
 
 GROUP = "__QUEUE_MODE__"
@@ -78,12 +78,16 @@ class Delivered:
 
 @frozen
 class Target:
-    """What one request says of one (partition, group): items are `(transactionId, letter)`."""
+    """What one request says of one (partition, group): items are `(transactionId, letter)`.
+
+    With `whole`, it says instead that all of the leased batch is completed, so many messages.
+    """
 
     partition_id: UUID
-    items: Sequence[tuple[str, str]]
+    items: Sequence[tuple[str, str]] = ()
     group: str = GROUP
     lease: str = "lease"
+    whole: int = 0
 
 
 def record(transaction_id: str, payload: str = "") -> bytes:
@@ -207,6 +211,16 @@ class Log:
 
     async def ack_targets(self, *targets: Target, letters: Sequence[Any] = ()) -> list[AckRow]:
         return await self.store.ack(*ack_arguments(targets, letters))
+
+    async def ack_whole(self, *targets: Target) -> list[AckRow]:
+        """Ack targets of which some are whole batches."""
+        *arrays, letters = ack_arguments(targets)
+        rows = await self.execute(
+            "SELECT ord, verdicts, lease_released, needs_payload, queue_name, partition_name,"
+            " has_more FROM queen.ack_v1($1, $2, $3, $6, $4, $5, $7::text::jsonb) ORDER BY ord",
+            *arrays, [target.whole for target in targets], letters,
+        )  # fmt: skip
+        return [AckRow(*row) for row in rows]
 
     async def ack(self, partition_id: UUID, words: str, **target: Any) -> AckRow:
         """Ack as `words` says: "a:c b:f" completes a and fails b; reads dead letters as needed."""

@@ -143,6 +143,89 @@ class TestWholeBatches:
         assert await state(log, partition) == (2, None, None, 0)
 
 
+class TestSaidWhole:
+    """The caller knows that it is the whole batch: no hashes, and a quick no where it is not."""
+
+    async def test_it_completes_the_batch(self, log: Log) -> None:
+        pushed = await log.push(*NAMES)
+        assert ids(await log.pop(batch=4)) == list(NAMES[:4])
+        [row] = await log.ack_whole(Target(pushed.partition_id, whole=4))
+        assert row == (1, "", True, None, "q", "p", True)
+        cursor = await log.cursor(pushed.partition_id)
+        assert cursor is not None
+        assert cursor["worker_id"] is cursor["lease_expires_at"] is None
+        assert (cursor["total_consumed"], cursor["batch_retry_count"]) == (4, 0)
+        assert ids(await log.pop()) == list(NAMES[4:])
+        [row] = await log.ack_whole(Target(pushed.partition_id, whole=2))
+        assert row == (1, "", True, None, "q", "p", False)
+        assert await state(log, pushed.partition_id) == (5, None, None, 0)
+
+    async def test_the_rest_of_a_batch(self, log: Log, partition: UUID) -> None:
+        await log.ack(partition, "a:c b:c")
+        [row] = await log.ack_whole(Target(partition, whole=4))
+        assert (row.verdicts, row.lease_released) == ("", True)
+        assert await state(log, partition) == (5, None, None, 0)
+
+    async def test_a_failure_is_forgotten(self, log: Log, partition: UUID) -> None:
+        await log.ack(partition, "a:c b:f")
+        await log.pop(batch=2)
+        await log.ack_whole(Target(partition, whole=2))
+        assert await state(log, partition) == (2, None, None, 0)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"whole": 5},
+            {"whole": 7},
+            {"lease": "another"},
+            {"lease": ""},
+            {"group": "g"},
+            {"partition_id": uuid4()},
+        ],
+        ids=str,
+    )
+    async def test_what_is_not_it_changes_nothing(
+        self, log: Log, partition: UUID, wrong: dict[str, Any]
+    ) -> None:
+        before = await log.cursor(partition)
+        target = {"partition_id": partition, "whole": 6} | wrong
+        assert await log.ack_whole(Target(**target)) == [REFUSED]
+        assert await log.cursor(partition) == before
+
+    async def test_an_expired_lease(self, log: Log, partition: UUID) -> None:
+        await log.expire()
+        assert await log.ack_whole(Target(partition, whole=6)) == [REFUSED]
+
+    async def test_twice(self, log: Log, partition: UUID) -> None:
+        whole = Target(partition, whole=6)
+        assert [row.verdicts for row in await log.ack_whole(whole, whole)] == ["", None]
+        assert await log.ack_whole(whole) == [REFUSED]
+
+    async def test_among_others(self, log: Log, partition: UUID) -> None:
+        """Rows tell whose they are; targets of one cursor are applied as they stand."""
+        parts = [(await log.push("z", partition=name)).partition_id for name in "xyz"]
+        await log.pop(partitions=3, lease_id="three")
+        x, y, z = parts
+        rows = await log.ack_whole(
+            Target(z, whole=1, lease="three"),
+            Target(partition, [("a", "c"), ("b", "c")]),
+            Target(y, [("z", "c")], lease="three"),
+            Target(partition, whole=6),
+            Target(partition, whole=4),
+            Target(x, whole=2, lease="three"),
+            Target(partition, [("c", "c")]),
+            Target(x, [("z", "f")], lease="three"),
+        )
+        assert [(row.ord, row.verdicts) for row in rows] == list(
+            enumerate(["", "cc", "c", None, "", None, "n", "f"], start=1)
+        )
+        assert [row.partition_name for row in rows] == ["z", None, "y", None, "p", None, None, "x"]
+        assert [await log.committed(part) for part in (partition, *parts)] == [5, -1, 0, 0]
+
+
+REFUSED = (1, None, False, None, None, None, False)
+
+
 class TestCommittedAlready:
     async def test_completed_is_a_noop_everything_else_is_late(
         self, log: Log, partition: UUID

@@ -66,6 +66,8 @@ async def warm_up(log: Log) -> None:
             await log.ack(pushed.partition_id, f"m{n}:c", group=GROUP)
             await log.ack(pushed.partition_id, f"m{n}:c n{n}:d", group=GROUP)
             await log.store.segments_at(pushed.partition_id, [0])
+            await log.pop(**lease, batch=1)
+            await log.ack_whole(Target(pushed.partition_id, group=GROUP, whole=1))
             await log.pop(**lease, partition="warm")
             await log.pop(queue=queue, group=f"h{n}", auto_ack=True)
             await probe(log, queue, "warm")
@@ -174,6 +176,13 @@ class TestReads:
         target = Target(part, [("absent", "c"), ("absent too", "f")], group=GROUP)
         check(reader.read(log.ack_targets(target)))
         check(reader.read(log.ack_targets(*[target] * 10)))
+        whole = Target(part, group=GROUP, whole=SEGMENTS // 2 - 1)
+        now(log.execute("BEGIN"))
+        [row] = now(log.ack_whole(whole))
+        now(log.execute("ROLLBACK"))
+        assert row.verdicts == ""
+        check(reader.read(log.ack_whole(whole)))
+        check(reader.read(log.ack_whole(*[whole] * 10)))
         check(reader.read(log.store.segments_at(part, [3, 7])))
         # On a table without rows the index of leases costs the same as any other.
         cursors = {"log_consumers": PARTITIONS + FEW}
