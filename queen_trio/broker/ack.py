@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.model.ack import AckStatus
 
 from .hints import tell_released
 from .lanes import Lanes
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from queen_trio.model.ack import Ack, AckResult
     from queen_trio.store.queries import Store
 
+    from .deliveries import Deliveries
     from .hints import Hints
 
 ACK_LANES: Final = 2
@@ -55,8 +57,9 @@ class _Request:
 class AckService:
     """Accepts acknowledgements and applies them in shared calls; see `open_ack_service`."""
 
-    def __init__(self, store: Store, hints: Hints) -> None:
+    def __init__(self, store: Store, hints: Hints, deliveries: Deliveries) -> None:
         self._store = store
+        self._deliveries = deliveries
         self._hints = hints
         self._waiting: deque[_Request] = deque()
         self._lanes = Lanes(ACK_LANES, self._take_call, self._flush)
@@ -69,6 +72,8 @@ class AckService:
         """
         results = results_for(acks)
         targets = sort_into_targets(acks, results)
+        for target in targets:
+            target.whole = self._is_whole(target)
         if targets:
             await ride_out(partial(self._apply, _Request(targets)))
         return results
@@ -84,6 +89,12 @@ class AckService:
     async def serve(self) -> None:
         """Apply until `close`."""
         await self._lanes.serve()
+
+    def _is_whole(self, target: Target) -> bool:
+        ids = target.transaction_ids
+        return self._deliveries.complete(
+            target.lease_id, target.partition_id, ids
+        ) and target.statuses == AckStatus.COMPLETED.value * len(ids)
 
     async def _apply(self, request: _Request) -> None:
         request.error = None
@@ -125,11 +136,12 @@ class AckService:
             raise
 
     async def _decide(self, call: list[_Request]) -> None:
-        """Send the targets; those that turn out to need a message's payload, again with it."""
+        """Send the targets; those that turn out to need more than they said, again with it."""
         while call:
             targets = [target for request in call for target in request.open]
-            rows = await self._store.ack(*ack_arguments(targets))
-            wanted: dict[Target, int] = {}
+            whole = [len(target.results) if target.whole else 0 for target in targets]
+            rows = await self._store.ack(*ack_arguments(targets), whole)
+            wanted: dict[Target, int | None] = {}
             for row, target in zip(rows, targets, strict=True):
                 if row.verdicts is not None:
                     target.answer(row.verdicts, lease_released=row.lease_released)
@@ -140,7 +152,8 @@ class AckService:
                         target.group,
                         more=row.has_more,
                     )
-                elif row.needs_payload is not None:
+                else:
+                    target.whole = False  # if it was, the lease is over, or acked in part
                     wanted[target] = row.needs_payload
             for request in call:
                 request.open = [target for target in request.open if target in wanted]
@@ -148,14 +161,17 @@ class AckService:
                     request.done.set()
             # Only now: should reading fail, what has been decided is not sent again.
             for target, offset in wanted.items():
-                await target.read_letter(self._store, offset)
+                if offset is not None:
+                    await target.read_letter(self._store, offset)
             call = [request for request in call if request.open]
 
 
 @asynccontextmanager
-async def open_ack_service(store: Store, hints: Hints) -> AsyncIterator[AckService]:
+async def open_ack_service(
+    store: Store, hints: Hints, deliveries: Deliveries
+) -> AsyncIterator[AckService]:
     """Run an AckService; leaving applies what was accepted."""
-    service = AckService(store, hints)
+    service = AckService(store, hints, deliveries)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:

@@ -26,6 +26,7 @@ from .arbiter import Arbiter
 from .backlog import Backlog
 from .buffer import PushBuffer
 from .candidates import Candidates
+from .deliveries import Deliveries
 from .dlq import DeadLetterService
 from .encryption import Encryption
 from .groups import GroupService
@@ -126,6 +127,7 @@ async def open_broker(
     local = LocalHints(wakeups, candidates, maintenance)
     hints: Hints = local if others is None else FanOut([local, others])
     encryption = Encryption(store, config.security.encryption_key)
+    deliveries = Deliveries()
     letters = DeadLetterStore(store.pool, store.tenant)
     messages = MessageStore(store.pool, store.tenant)
     max_bytes = config.pop.max_bytes
@@ -147,7 +149,7 @@ async def open_broker(
                 PushBuffer(spool, encryption),
                 available,
             ) as pushes,
-            open_ack_service(store, hints) as acks,
+            open_ack_service(store, hints, deliveries) as acks,
         ):
             yield Broker(
                 config=config,
@@ -158,7 +160,15 @@ async def open_broker(
                 hints=hints,
                 pushes=pushes,
                 pops=PopService(
-                    store, ids, wakeups, candidates, hints, encryption, maintenance, config.pop
+                    store,
+                    ids,
+                    wakeups,
+                    candidates,
+                    hints,
+                    encryption,
+                    maintenance,
+                    deliveries,
+                    config.pop,
                 ),
                 acks=acks,
                 transactions=TransactionService(store, ids, hints, encryption),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from queen_trio.store.queries import PopRow, Store
 
     from .candidates import Candidates
+    from .deliveries import Deliveries
     from .encryption import Encryption
     from .hints import Hints
     from .hotlist import Ring
@@ -51,6 +52,7 @@ class PopService:
         hints: Hints,
         encryption: Encryption,
         maintenance: Maintenance,
+        deliveries: Deliveries,
         config: PopConfig,
     ) -> None:
         self._store = store
@@ -60,6 +62,7 @@ class PopService:
         self._hints = hints
         self._encryption = encryption
         self._maintenance = maintenance
+        self._deliveries = deliveries
         self._config = config
 
     async def pop(self, request: PopRequest) -> Claim | None:
@@ -193,6 +196,7 @@ class PopService:
         if not rows:
             return None
         claim = Claim(lease_id, request.group, _partitions(rows, self._encryption))
+        self._deliveries.note(claim)
         if request.auto_ack and claim.count >= request.batch:
             # No lease keeps others from the rest: whoever waits beside us may have it now.
             self._wakeups.notify(

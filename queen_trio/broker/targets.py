@@ -30,6 +30,7 @@ class Target:
 
     __slots__ = (
         "group", "lease_id", "letters", "partition_id", "results", "statuses", "transaction_ids",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, partition_id: UUID, group: str, lease_id: str) -> None:
@@ -42,6 +43,8 @@ class Target:
         self.results: list[AckResult] = []
         # By position, what a dead letter would need; complete once the message has been read.
         self.letters: dict[int, dict[str, Any]] = {}
+        self.whole = False
+        """It completes all of the batch that its lease stands for: no hashes are needed."""
 
     def add(self, ack: Ack, results: Sequence[AckResult]) -> None:
         if ack.status in (AckStatus.FAILED, AckStatus.DEAD_LETTER):
@@ -118,7 +121,10 @@ def ack_arguments(targets: Sequence[Target]) -> AckArguments:
         [target.partition_id for target in targets],
         [target.group for target in targets],
         [target.lease_id for target in targets],
-        [b"".join(map(hash_of, target.transaction_ids)) for target in targets],
+        [
+            b"" if target.whole else b"".join(map(hash_of, target.transaction_ids))
+            for target in targets
+        ],
         [target.statuses for target in targets],
         _encode(letters).decode() if letters else "[]",
     )

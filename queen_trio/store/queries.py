@@ -322,12 +322,22 @@ class Store:
         hashes: Sequence[bytes],
         statuses: Sequence[str],
         letters: str,
+        whole: Sequence[int] | None = None,
     ) -> list[AckRow]:
-        """Apply targets in their order, in one transaction; `letters` is a JSON array."""
+        """Apply targets in one transaction, one row each; `letters` is a JSON array.
+
+        Where `whole` has a number, the target completes all of its lease's batch, so many messages:
+        its hashes and statuses are not looked at. A row without anything says that it doesn't.
+        """
         rows = await self.pool.fetch(
-            _ACK, partition_ids, groups, leases, [0] * len(groups), hashes, statuses, letters
+            _ACK, partition_ids, groups, leases, whole, hashes, statuses, letters
         )
-        return [AckRow(*row) for row in rows]
+        answers = [AckRow(*row) for row in rows]
+        if whole is not None:
+            for index, (row, count) in enumerate(zip(answers, whole, strict=True)):
+                if count and row.verdicts is not None:
+                    answers[index] = row._replace(verdicts="c" * count)
+        return answers
 
     async def transaction(
         self,

@@ -180,7 +180,7 @@ class TestSaidWhole:
             {"lease": "another"},
             {"lease": ""},
             {"group": "g"},
-            {"partition_id": uuid4()},
+            {"partition_id": UUID(int=9)},
         ],
         ids=str,
     )

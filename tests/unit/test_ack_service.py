@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from queen_trio.broker.ack import open_ack_service
+from queen_trio.broker.deliveries import Deliveries
 from queen_trio.broker.encryption import Encryption
 from queen_trio.broker.hints import FanOut
 from queen_trio.errors import DatabaseUnavailable
@@ -52,7 +53,7 @@ async def test_what_is_decided_is_not_sent_again_when_a_letter_cannot_be_read(po
     store = FlickeringStore(pool)
     retried, dead = await claim(store, "a"), await claim(store, "b")
     with trio.fail_after(30):
-        async with open_ack_service(store, FanOut([])) as acks:
+        async with open_ack_service(store, FanOut([]), Deliveries()) as acks:
             first, second = await acks.ack(
                 [
                     Ack(["m"], retried, "g", AckStatus.FAILED, "lease"),

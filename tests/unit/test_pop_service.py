@@ -9,6 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from queen_trio.broker.candidates import Candidates
+from queen_trio.broker.deliveries import Deliveries
 from queen_trio.broker.encryption import Encryption
 from queen_trio.broker.hints import LocalHints
 from queen_trio.broker.hotlist import Verdict
@@ -69,6 +70,7 @@ class Scene:
             self.hints,
             self.encryption,
             maintenance,
+            Deliveries(),
             config,
         )
         self.claims: list[Claim | None] = []
