@@ -2,11 +2,13 @@
 
 This is how requests share commits (spec 1, "Fusion"). There is no linger: an idle lane takes the
 first submission at once, and what arrives while the lanes are busy is taken together by the next.
+The fewer the lanes, the more share a commit; but a call may wait, for a lock or a slow disk, and
+those behind it must not. So some lanes only stand by, until work has waited for OVERTAKE_SECONDS.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
 
@@ -15,10 +17,14 @@ if TYPE_CHECKING:
 
 Bundle = TypeVar("Bundle")
 
+# Several times what a call takes on a disk that is not troubled.
+OVERTAKE_SECONDS: Final = 0.02
+
 
 class Lanes(Generic[Bundle]):
     """`width` tasks that each loop over `take_nowait()` and `await flush(bundle)`.
 
+    Only `eager` of them take work at once, the others overtake calls that last.
     `take_nowait` returns None when nothing is ready. `flush` handles its own errors: it owes an
     answer to everyone whose work is in the bundle.
     """
@@ -26,18 +32,28 @@ class Lanes(Generic[Bundle]):
     def __init__(
         self,
         width: int,
+        eager: int,
         take_nowait: Callable[[], Bundle | None],
         flush: Callable[[Bundle], Awaitable[None]],
     ) -> None:
         self._width = width
+        self._eager = eager
+        self._flushing = 0
         self._take_nowait = take_nowait
         self._flush = flush
         self._idle = trio.lowlevel.ParkingLot()
         self._woken = False
+        self._held_up = trio.Event()
         self._closing = False
 
     def wake(self) -> None:
-        """Say that something is ready: one idle lane will look, soon."""
+        """Say that something is ready: one lane will look, soon."""
+        if self._flushing < self._eager:
+            self._unpark()
+        else:
+            self._held_up.set()
+
+    def _unpark(self) -> None:
         if not self._woken and self._idle:
             self._woken = True
             self._idle.unpark()
@@ -50,8 +66,19 @@ class Lanes(Generic[Bundle]):
     async def serve(self) -> None:
         """Run the lanes until `close`, or until cancelled (then what is in flight fails)."""
         async with trio.open_nursery() as nursery:
-            for _ in range(self._width):
-                nursery.start_soon(self._run_lane)
+            nursery.start_soon(self._overtake)
+            async with trio.open_nursery() as lanes:
+                for _ in range(self._width):
+                    lanes.start_soon(self._run_lane)
+            nursery.cancel_scope.cancel()
+
+    async def _overtake(self) -> None:
+        """Let a lane that stands by look when there was work and no lane for it."""
+        while True:
+            self._held_up = trio.Event()
+            await self._held_up.wait()
+            await trio.sleep(OVERTAKE_SECONDS)
+            self._unpark()
 
     async def _run_lane(self) -> None:
         while True:
@@ -62,4 +89,8 @@ class Lanes(Generic[Bundle]):
                 await self._idle.park()
                 self._woken = False
                 continue
-            await self._flush(bundle)
+            self._flushing += 1
+            try:
+                await self._flush(bundle)
+            finally:
+                self._flushing -= 1

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from queen_trio.broker.lanes import Lanes
+from queen_trio.broker.lanes import OVERTAKE_SECONDS, Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +20,12 @@ FLUSH_SECONDS = 1.0
 class Store:
     """What stands ready, and flushes of it that take a second each."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, eager: int) -> None:
         self.ready: deque[str] = deque()
         self.flushed: list[tuple[float, list[str]]] = []
         self.in_flight = 0
         self.most_in_flight = 0
-        self.lanes = Lanes(width, self.take, self.flush)
+        self.lanes = Lanes(width, eager, self.take, self.flush)
 
     def submit(self, *work: str) -> None:
         self.ready.extend(work)
@@ -44,9 +44,9 @@ class Store:
         self.in_flight -= 1
 
 
-def run(width: int, scenario: Callable[[Store], object]) -> Store:
+def run(width: int, scenario: Callable[[Store], object], eager: int | None = None) -> Store:
     """Run `scenario` (an async function) beside the lanes, in mock time from 0."""
-    store = Store(width)
+    store = Store(width, width if eager is None else eager)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -102,6 +102,37 @@ def test_work_of_one_moment_wakes_one_lane() -> None:
     assert run(3, scenario).flushed == [(0, ["a", "b", "c"])]
 
 
+def test_a_call_that_lasts_is_overtaken() -> None:
+    async def scenario(store: Store) -> None:
+        for work in "abc":
+            store.submit(work)
+            await wait_all_tasks_blocked()
+        await trio.sleep(OVERTAKE_SECONDS / 2)
+        store.submit("d")
+        await trio.sleep(OVERTAKE_SECONDS)
+        store.submit("e")
+        await trio.sleep(OVERTAKE_SECONDS * 2)
+        store.submit("f")
+
+    store = run(3, scenario, eager=1)
+    assert [bundle for _, bundle in store.flushed] == [["a"], ["b", "c", "d"], ["e"], ["f"]]
+    assert [round(at / OVERTAKE_SECONDS, 6) for at, _ in store.flushed[:3]] == [0, 1, 2.5]
+    assert store.flushed[3][0] == FLUSH_SECONDS, "no lane is left that could overtake"
+
+
+def test_what_a_busy_lane_takes_in_time_is_overtaken_by_nobody() -> None:
+    async def scenario(store: Store) -> None:
+        store.submit("a")
+        await wait_all_tasks_blocked()
+        await trio.sleep(FLUSH_SECONDS - OVERTAKE_SECONDS / 2)
+        store.submit("b")
+        await trio.sleep(OVERTAKE_SECONDS * 2)
+
+    store = run(2, scenario, eager=1)
+    assert store.flushed == [(0, ["a"]), (FLUSH_SECONDS, ["b"])]
+    assert store.most_in_flight == 1
+
+
 def test_closing_flushes_what_is_ready() -> None:
     async def scenario(store: Store) -> None:
         store.submit("a")
@@ -124,7 +155,7 @@ def test_an_error_of_flush_ends_them_all() -> None:
     async def flush(_: str) -> None:
         raise RuntimeError("a bug")
 
-    lanes = Lanes(2, lambda: "work", flush)
+    lanes = Lanes(2, 2, lambda: "work", flush)
     with pytest.raises(ExceptionGroup) as caught:
         trio.run(lanes.serve)
     assert caught.group_contains(RuntimeError, match="a bug")
