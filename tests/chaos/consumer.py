@@ -35,8 +35,9 @@ LEASES = (2, 3)  # seconds
 # A pop's beginning is the earliest moment of its claim: long polls would tell little about leases.
 POP_MS = 500
 RETRY_SECONDS = 0.05
-LATE = 0.25  # how often a transaction comes when its lease has run out, or nearly so
 ATTEMPTS = 5
+LATE = 0.25  # how often a transaction comes when its lease has run out, or nearly so
+LEASE_REQUIRED = 0.5  # how often it says that its lease has to be live
 # What lets a consumer's next deed differ from the last one's.
 DEEDS = {
     "all": 62,
@@ -187,8 +188,9 @@ class Consumer:
             for place, transaction_id in pushed
         ]
         body: Json = {"operations": operations}
-        if self.random.random() < 0.5:
+        if self.random.random() < LEASE_REQUIRED:
             body["requiredLeases"] = [claim.lease]
+        began = float("inf")
         for _ in range(ATTEMPTS):
             sent, answer = await self.load.post(self.random, "/api/v1/transaction", body)
             outcome = _outcome(answer)
@@ -197,9 +199,11 @@ class Consumer:
                 Transaction(number, sent, answered, outcome, pushed)
             )
             self._note_pushes(number, pushed, sent, outcome, answer)
+            began = min(sent, began)
             if outcome is Outcome.REPEATED:
-                self._note(claim, sent, [Said(t, v, True) for t, v in zip(ids, verbs, strict=True)],
-                           number)  # fmt: skip
+                # An attempt before this one did it: a seek since then may have undone it.
+                said = [Said(t, verb, True) for t, verb in zip(ids, verbs, strict=True)]
+                self._note(claim, began, said, number)
             elif outcome is not Outcome.REFUSED:
                 results = answer and [r for r in answer["results"] if r["type"] == "ack"]
                 self._note(claim, sent, _said(ids, verbs, results), number)
