@@ -42,8 +42,7 @@ CHURN_SECONDS: Final = 120.0
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How much of it: lengths in seconds, messages, samples, parked polls, partitions; `minutes`
-    of memory."""
+    """How much: lengths in seconds (`minutes`: of i), messages, samples, polls, partitions."""
 
     seconds: float = 3.0
     backlog: int = 40_000
