@@ -91,32 +91,59 @@ RETURNS TABLE (partition_id uuid, partition_name text, queue_name text, committe
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    v_now     timestamptz := clock_timestamp();
-    v_point   timestamptz;
-    v_durable boolean;         -- this call writes more than a lease
-    v_part    record;
-    v_cursor  record;
-    v_queue   queen.queues;
-    v_segment record;
-    v_start   bigint;          -- the first offset that this claim may take
-    v_next    bigint;          -- the next offset to take
-    v_from    bigint;          -- the next offset that this segment has
-    v_take    bigint;
-    v_average bigint;          -- bytes a message, in this segment
-    v_taken   integer := 0;    -- partitions
-    v_left    bigint := p_batch;
-    v_room    bigint := p_max_bytes;
-    v_verdict text;            -- on the partition at hand, see above
-    v_until   timestamptz;
+    v_now      timestamptz := clock_timestamp();
+    v_point    timestamptz;
+    v_first    boolean;                -- the group was unknown
+    v_durable  boolean := p_auto_ack;  -- this call writes more than a lease
+    v_single   boolean := false;       -- it is one candidate, and its cursor is locked already
+    v_look     refcursor;  -- otherwise, the partitions that it may take, or tells about
+    v_part     record;
+    v_id       uuid;       -- the partition at hand
+    v_lease    integer;    -- leaseTime, minPopWaitTime, delayedProcessing and windowBuffer of its queue
+    v_pause    integer;
+    v_delay    integer;
+    v_window   integer;
+    v_acquired timestamptz;
+    v_start    bigint;     -- the first offset that this claim may take
+    v_rest     refcursor;  -- the segments behind the first one
+    v_end      bigint;     -- the last offset of a segment
+    v_bytes    bigint;     -- its size, and that of a message of it
+    v_average  bigint;
+    v_next     bigint;     -- the next offset to take
+    v_from     bigint;     -- the next offset that this segment has
+    v_take     bigint;
+    v_taken    integer := 0;    -- partitions
+    v_left     bigint := p_batch;
+    v_room     bigint := p_max_bytes;
+    v_verdict  text;       -- on the partition at hand, see above
+    v_until    timestamptz;
 BEGIN
-    SELECT s.point, s.is_first INTO v_point, v_durable
-      FROM queen.subscribe_v1(p_tenant, coalesce(p_queue, ''), coalesce(p_namespace, ''),
-                              coalesce(p_task, ''), p_group, p_mode, p_from, p_waited_ms) s;
-    v_durable := v_durable OR p_auto_ack;
-
-    FOR v_part IN
-        SELECT p.id, p.name, p.queue_id, p.last_offset, p.log_start, c.partition_id IS NULL AS unseeded,
-               n.pending, n.leased_until
+    -- Mostly it is one candidate that has something, and one statement finds all. The group is subscribed
+    -- then: candidates_v1 did it, and who ends a subscription deletes the cursors too.
+    IF cardinality(p_candidates) = 1 THEN
+        SELECT p.id, p.log_start, q.name, q.lease_time, q.min_pop_wait_time, q.delayed_processing,
+               q.window_buffer, c.committed, c.batch_retry_count + 1, c.lease_acquired_at
+          INTO v_id, v_start, queue_name, v_lease, v_pause, v_delay, v_window, committed,
+               delivery_attempt, v_acquired
+          FROM (SELECT * FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue OFFSET 0) q
+         CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p
+                              WHERE p.queue_id = q.id AND p.name = p_candidates[1] OFFSET 0) p
+         CROSS JOIN LATERAL (SELECT * FROM queen.log_consumers c
+                              WHERE c.partition_id = p.id AND c.consumer_group = p_group
+                                AND p.last_offset >= p.log_start AND p.last_offset > c.committed
+                                AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now)
+                                FOR NO KEY UPDATE SKIP LOCKED) c;
+        v_single := FOUND;
+        partition_id := v_id;
+        partition_name := p_candidates[1];
+    END IF;
+    IF NOT v_single THEN
+        SELECT s.point, s.is_first INTO v_point, v_first
+          FROM queen.subscribe_v1(p_tenant, coalesce(p_queue, ''), coalesce(p_namespace, ''),
+                                  coalesce(p_task, ''), p_group, p_mode, p_from, p_waited_ms) s;
+        v_durable := v_durable OR v_first;
+        OPEN v_look NO SCROLL FOR
+        SELECT p.id, p.name, p.queue_id, c.partition_id IS NULL AS unseeded, n.pending, n.leased_until
           FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task,
                                        p_candidates) p
           LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
@@ -128,138 +155,169 @@ BEGIN
                 CASE WHEN c.batch_end IS NOT NULL AND c.lease_expires_at > v_now
                      THEN c.lease_expires_at END AS leased_until) n
          WHERE p_candidates IS NOT NULL OR (n.pending AND n.leased_until IS NULL)
-         ORDER BY c.lease_acquired_at NULLS FIRST, p.id
+         ORDER BY c.lease_acquired_at NULLS FIRST, p.id;
+    END IF;
+
     LOOP
+        IF NOT v_single THEN
+            FETCH v_look INTO v_part;
+            EXIT WHEN NOT FOUND
+                      OR p_candidates IS NULL AND (v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions);
+            v_id := v_part.id;
+            partition_id := v_id;
+            partition_name := v_part.name;
+        END IF;
+        verdict := NULL;
+        until_ms := NULL;
         v_verdict := 'r';
         v_until := NULL;
-        EXIT WHEN p_candidates IS NULL AND (v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions);
         <<look>>
         BEGIN
-            IF NOT v_part.pending THEN
-                v_verdict := 'e';
-                EXIT look;
-            ELSIF v_part.leased_until IS NOT NULL THEN
-                v_verdict := 'l';
-                v_until := v_part.leased_until;
-                EXIT look;
-            END IF;
-            EXIT look WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
-            IF v_part.unseeded THEN
-                -- A partition that is just being deleted is skipped: waiting for it could deadlock, and
-                -- its end would break the foreign key. So is the whole of it when the group is being
-                -- deleted: a cursor that outlived its subscription would hide messages from the next one.
-                INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
-                SELECT p.id, p_group, greatest(queen.first_offset_since_v1(p.id, v_point), p.log_start) - 1
-                  FROM queen.log_partitions p
-                 WHERE p.id = v_part.id
-                   AND (p_group = '__QUEUE_MODE__' OR EXISTS (
-                        SELECT FROM queen.consumer_groups_metadata m
-                         WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
-                           AND m.queue_name = coalesce(p_queue, '')
-                           AND m.namespace = coalesce(p_namespace, '') AND m.task = coalesce(p_task, '')
-                           AND m.subscription_timestamp = v_point
-                           FOR KEY SHARE SKIP LOCKED))
-                   FOR KEY SHARE OF p SKIP LOCKED
-                    ON CONFLICT DO NOTHING;
-                v_durable := true;
-            END IF;
-            SELECT c.committed, c.batch_retry_count + 1 AS attempt, c.lease_acquired_at INTO v_cursor
-              FROM queen.log_consumers c
-             WHERE c.partition_id = v_part.id AND c.consumer_group = p_group
-               AND c.committed < v_part.last_offset
-               AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now)
-               FOR NO KEY UPDATE SKIP LOCKED;
-            IF NOT FOUND THEN
-                v_until := v_now + interval '20 milliseconds';  -- let the other one finish
-                EXIT look;
-            END IF;
-            IF v_queue.id IS DISTINCT FROM v_part.queue_id THEN
-                SELECT * INTO v_queue FROM queen.queues q WHERE q.id = v_part.queue_id;
-                EXIT look WHEN NOT FOUND;
+            IF NOT v_single THEN
+                IF NOT v_part.pending THEN
+                    v_verdict := 'e';
+                    EXIT look;
+                ELSIF v_part.leased_until IS NOT NULL THEN
+                    v_verdict := 'l';
+                    v_until := v_part.leased_until;
+                    EXIT look;
+                END IF;
+                EXIT look WHEN v_left <= 0 OR v_room <= 0 OR v_taken >= p_partitions;
+                IF v_part.unseeded THEN
+                    -- A partition that is just being deleted is skipped: waiting for it could deadlock, and
+                    -- its end would break the foreign key. So is the whole of it when the group is being
+                    -- deleted: a cursor that outlived its subscription would hide messages from the next one.
+                    INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
+                    SELECT p.id, p_group, greatest(queen.first_offset_since_v1(p.id, v_point), p.log_start) - 1
+                      FROM queen.log_partitions p
+                     WHERE p.id = v_id
+                       AND (p_group = '__QUEUE_MODE__' OR EXISTS (
+                            SELECT FROM queen.consumer_groups_metadata m
+                             WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group
+                               AND m.queue_name = coalesce(p_queue, '')
+                               AND m.namespace = coalesce(p_namespace, '') AND m.task = coalesce(p_task, '')
+                               AND m.subscription_timestamp = v_point
+                               FOR KEY SHARE SKIP LOCKED))
+                       FOR KEY SHARE OF p SKIP LOCKED
+                        ON CONFLICT DO NOTHING;
+                    v_durable := true;
+                END IF;
+                SELECT p.log_start, q.name, q.lease_time, q.min_pop_wait_time, q.delayed_processing,
+                       q.window_buffer, c.committed, c.batch_retry_count + 1, c.lease_acquired_at
+                  INTO v_start, queue_name, v_lease, v_pause, v_delay, v_window, committed,
+                       delivery_attempt, v_acquired
+                  FROM queen.log_partitions p, queen.queues q, queen.log_consumers c
+                 WHERE p.id = v_id AND q.id = v_part.queue_id
+                   AND c.partition_id = v_id AND c.consumer_group = p_group
+                   AND p.last_offset > c.committed
+                   AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now)
+                   FOR NO KEY UPDATE OF c SKIP LOCKED;
+                IF NOT FOUND THEN
+                    v_until := v_now + interval '20 milliseconds';  -- let the other one finish
+                    EXIT look;
+                END IF;
             END IF;
             -- minPopWaitTime: so many seconds between two claims of one (partition, group).
-            v_until := v_cursor.lease_acquired_at + make_interval(secs => v_queue.min_pop_wait_time);
-            IF v_queue.min_pop_wait_time > 0 AND v_until > v_now THEN
-                v_verdict := 'l';
-                EXIT look;
+            IF v_pause > 0 THEN
+                v_until := v_acquired + make_interval(secs => v_pause);
+                IF v_until > v_now THEN
+                    v_verdict := 'l';
+                    EXIT look;
+                END IF;
+                v_until := NULL;
             END IF;
-            v_until := NULL;
 
             -- Retention may have passed the cursor: the claim takes it along to what is left of the log.
-            v_start := greatest(v_cursor.committed + 1, v_part.log_start);
+            v_start := greatest(committed + 1, v_start);
             v_next := v_start;
-            FOR v_segment IN
-                SELECT s.base_offset, s.end_offset, s.raw_bytes, s.created_at, s.blob
-                  FROM queen.log_segments s
-                 WHERE s.partition_id = v_part.id
-                   AND s.base_offset < v_start + v_left
-                   AND s.base_offset >= coalesce(
-                        (SELECT f.base_offset FROM queen.log_segments f
-                          WHERE f.partition_id = v_part.id AND f.base_offset <= v_start
-                          ORDER BY f.base_offset DESC LIMIT 1), 0)
-                   AND s.end_offset >= v_start
-                 ORDER BY s.base_offset
+            committed := v_start - 1;
+            SELECT s.base_offset, s.end_offset, s.raw_bytes, s.created_at, s.blob
+              INTO base_offset, v_end, v_bytes, created_at, blob
+              FROM queen.log_segments s
+             WHERE s.partition_id = v_id AND s.base_offset <= v_start
+             ORDER BY s.base_offset DESC LIMIT 1;
             LOOP
-                -- windowBuffer holds a partition until its oldest pending message has waited so long;
-                -- delayedProcessing hides each message until it is that old. Without either nothing is
-                -- hidden: after a clock has stepped back, created_at is ahead of it.
-                v_until := v_segment.created_at + make_interval(secs => greatest(
-                    v_queue.delayed_processing, CASE WHEN v_next = v_start THEN v_queue.window_buffer END));
-                EXIT WHEN v_queue.delayed_processing + v_queue.window_buffer > 0 AND v_until > v_now;
-                -- A segment that is larger than the room left counts by its average message; the first
-                -- message of an answer always fits.
-                v_from := greatest(v_next, v_segment.base_offset);
-                v_average := greatest(
-                    v_segment.raw_bytes / (v_segment.end_offset - v_segment.base_offset + 1), 1);
-                v_take := least(v_segment.end_offset - v_from + 1, v_left,
-                                greatest(v_room / v_average,
-                                         CASE WHEN v_room = p_max_bytes THEN 1 ELSE 0 END));
-                EXIT WHEN v_take <= 0;
-                v_next := v_from + v_take;
-                v_left := v_left - v_take;
-                v_room := v_room - v_take * v_average;
-                partition_id := v_part.id; partition_name := v_part.name; queue_name := v_queue.name;
-                committed := v_start - 1; batch_end := v_next - 1;
-                delivery_attempt := v_cursor.attempt;
-                base_offset := v_segment.base_offset; created_at := v_segment.created_at;
-                blob := v_segment.blob; verdict := NULL; until_ms := NULL;
-                RETURN NEXT;
-                EXIT WHEN v_next <= v_segment.end_offset;
+                IF v_end >= v_next THEN
+                    -- windowBuffer holds a partition until its oldest pending message has waited so long;
+                    -- delayedProcessing hides each message until it is that old. Without either nothing is
+                    -- hidden: after a clock has stepped back, created_at is ahead of it.
+                    IF v_delay + v_window > 0 THEN
+                        v_until := created_at + make_interval(secs => greatest(
+                            v_delay, CASE WHEN v_next = v_start THEN v_window END));
+                        EXIT WHEN v_until > v_now;
+                    END IF;
+                    v_from := greatest(v_next, base_offset);
+                    v_take := least(v_end - v_from + 1, v_left);
+                    -- A segment that is larger than the room left counts by its average message; the first
+                    -- message of an answer always fits.
+                    v_average := greatest(v_bytes / (v_end - base_offset + 1), 1);
+                    IF v_take * v_average > v_room THEN
+                        v_take := greatest(v_room / v_average,
+                                           CASE WHEN v_room = p_max_bytes THEN 1 ELSE 0 END);
+                        EXIT WHEN v_take <= 0;
+                    END IF;
+                    v_next := v_from + v_take;
+                    v_left := v_left - v_take;
+                    v_room := v_room - v_take * v_average;
+                    batch_end := v_next - 1;
+                    RETURN NEXT;
+                    EXIT WHEN v_left <= 0 OR v_next <= v_end;
+                END IF;
+                IF v_rest IS NULL THEN
+                    OPEN v_rest NO SCROLL FOR
+                    SELECT s.base_offset, s.end_offset, s.raw_bytes, s.created_at, s.blob
+                      FROM queen.log_segments s
+                     WHERE s.partition_id = v_id
+                       AND s.base_offset >= v_next AND s.base_offset < v_next + v_left
+                     ORDER BY s.base_offset;
+                END IF;
+                FETCH v_rest INTO base_offset, v_end, v_bytes, created_at, blob;
+                EXIT WHEN NOT FOUND;
             END LOOP;
+            IF v_rest IS NOT NULL THEN
+                CLOSE v_rest;
+                v_rest := NULL;
+            END IF;
             IF v_next = v_start THEN
                 v_verdict := CASE WHEN v_until > v_now THEN 'l' ELSE 'r' END;
                 EXIT look;
             END IF;
-            v_until := NULL;
 
             v_taken := v_taken + 1;
             IF p_auto_ack THEN
+                v_until := NULL;
                 UPDATE queen.log_consumers c
                    SET committed = v_next - 1, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
                        lease_acquired_at = v_now, batch_retry_count = 0, attempt_offset = NULL,
                        attempt_count = 0, total_consumed = c.total_consumed + v_next - v_start
-                 WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
+                 WHERE c.partition_id = v_id AND c.consumer_group = p_group;
             ELSE
                 v_verdict := 't';
-                v_until := v_now + make_interval(secs => coalesce(p_lease_seconds, v_queue.lease_time));
+                v_until := v_now + make_interval(secs => coalesce(p_lease_seconds, v_lease));
                 UPDATE queen.log_consumers c
                    SET committed = v_start - 1, batch_end = v_next - 1, worker_id = p_lease_id,
-                       lease_acquired_at = v_now, lease_expires_at = v_until, batch_retry_count = v_cursor.attempt
-                 WHERE c.partition_id = v_part.id AND c.consumer_group = p_group;
+                       lease_acquired_at = v_now, lease_expires_at = v_until,
+                       batch_retry_count = delivery_attempt
+                 WHERE c.partition_id = v_id AND c.consumer_group = p_group;
             END IF;
         END look;
 
         IF p_candidates IS NOT NULL THEN
-            partition_id := v_part.id; partition_name := v_part.name; blob := NULL; verdict := v_verdict;
+            blob := NULL;
+            verdict := v_verdict;
             until_ms := CASE WHEN v_verdict <> 'e'
                              THEN ceil(extract(epoch FROM v_until - clock_timestamp()) * 1000) END;
             RETURN NEXT;
         END IF;
+        EXIT WHEN v_single;
     END LOOP;
+    IF NOT v_single THEN
+        CLOSE v_look;
+    END IF;
 
     -- Losing a lease in a crash only redelivers, as an expiry does: no need to wait for the disk.
     IF NOT v_durable THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
+        SET LOCAL synchronous_commit = off;
     END IF;
 END $$;
 
