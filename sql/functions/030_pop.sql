@@ -78,8 +78,8 @@ END $$;
 -- One row for each segment of the claim, in partition and offset order. The claim of a partition is
 -- (committed, batch_end], with batch_end that of the partition's last row.
 --
--- With p_candidates only these partitions of the queue are looked at, and each that exists gets a row
--- without a blob, its verdict: t took (leased for until_ms), l nothing before until_ms (leased, or hidden by
+-- With p_candidates, which candidates_v1 began, only these partitions of the queue are looked at, and each
+-- that exists gets a row without a blob, its verdict: t took (leased for until_ms), l nothing before until_ms (leased, or hidden by
 -- a delay), e empty, r ask again (no room left, taken with autoAck, or, after until_ms, locked by another).
 CREATE OR REPLACE FUNCTION queen.pop_v1(
     p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text, p_group text,
@@ -118,17 +118,18 @@ DECLARE
     v_verdict  text;       -- on the partition at hand, see above
     v_until    timestamptz;
 BEGIN
-    -- Mostly it is one candidate that has something, and one statement finds all. The group is subscribed
-    -- then: candidates_v1 did it, and who ends a subscription deletes the cursors too.
-    IF cardinality(p_candidates) = 1 THEN
+    -- Mostly it is one candidate that has something, and one statement finds all.
+    IF cardinality(p_candidates) = 1 AND least(p_batch, p_partitions, p_max_bytes) > 0 THEN
         SELECT p.id, p.log_start, q.name, q.lease_time, q.min_pop_wait_time, q.delayed_processing,
                q.window_buffer, c.committed, c.batch_retry_count + 1, c.lease_acquired_at
           INTO v_id, v_start, queue_name, v_lease, v_pause, v_delay, v_window, committed,
                delivery_attempt, v_acquired
-          FROM (SELECT * FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue OFFSET 0) q
-         CROSS JOIN LATERAL (SELECT * FROM queen.log_partitions p
+          FROM (SELECT q.id, q.name, q.lease_time, q.min_pop_wait_time, q.delayed_processing, q.window_buffer
+                  FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue OFFSET 0) q
+         CROSS JOIN LATERAL (SELECT p.id, p.log_start, p.last_offset FROM queen.log_partitions p
                               WHERE p.queue_id = q.id AND p.name = p_candidates[1] OFFSET 0) p
-         CROSS JOIN LATERAL (SELECT * FROM queen.log_consumers c
+         CROSS JOIN LATERAL (SELECT c.committed, c.batch_retry_count, c.lease_acquired_at
+                               FROM queen.log_consumers c
                               WHERE c.partition_id = p.id AND c.consumer_group = p_group
                                 AND p.last_offset >= p.log_start AND p.last_offset > c.committed
                                 AND (c.batch_end IS NULL OR c.lease_expires_at <= v_now)
@@ -138,19 +139,24 @@ BEGIN
         partition_name := p_candidates[1];
     END IF;
     IF NOT v_single THEN
-        SELECT s.point, s.is_first INTO v_point, v_first
-          FROM queen.subscribe_v1(p_tenant, coalesce(p_queue, ''), coalesce(p_namespace, ''),
-                                  coalesce(p_task, ''), p_group, p_mode, p_from, p_waited_ms) s;
-        v_durable := v_durable OR v_first;
+        -- candidates_v1 has subscribed the group, and who ends a subscription deletes the cursors too: with
+        -- candidates, only one without a cursor asks for the point.
+        IF p_candidates IS NULL THEN
+            SELECT s.point, s.is_first INTO v_point, v_first
+              FROM queen.subscribe_v1(p_tenant, coalesce(p_queue, ''), coalesce(p_namespace, ''),
+                                      coalesce(p_task, ''), p_group, p_mode, p_from, p_waited_ms) s;
+            v_durable := v_durable OR v_first;
+        END IF;
         OPEN v_look NO SCROLL FOR
-        SELECT p.id, p.name, p.queue_id, c.partition_id IS NULL AS unseeded, n.pending, n.leased_until
+        SELECT p.id, p.name, p.queue_id, p.last_created_at, c.partition_id IS NULL AS unseeded, n.pending,
+               n.leased_until
           FROM queen.pop_partitions_v1(p_tenant, p_queue, p_partition, p_namespace, p_task,
                                        p_candidates) p
           LEFT JOIN LATERAL (SELECT * FROM queen.log_consumers c
                               WHERE c.partition_id = p.id AND c.consumer_group = p_group OFFSET 0) c ON true
          CROSS JOIN LATERAL (SELECT
                 p.last_offset >= p.log_start
-                AND CASE WHEN c.partition_id IS NULL THEN p.last_created_at >= v_point
+                AND CASE WHEN c.partition_id IS NULL THEN v_point IS NULL OR p.last_created_at >= v_point
                          ELSE p.last_offset > c.committed END AS pending,
                 CASE WHEN c.batch_end IS NOT NULL AND c.lease_expires_at > v_now
                      THEN c.lease_expires_at END AS leased_until) n
@@ -174,7 +180,13 @@ BEGIN
         <<look>>
         BEGIN
             IF NOT v_single THEN
-                IF NOT v_part.pending THEN
+                IF v_part.unseeded AND v_point IS NULL THEN
+                    SELECT s.point, s.is_first INTO v_point, v_first
+                      FROM queen.subscribe_v1(p_tenant, p_queue, '', '', p_group, p_mode, p_from,
+                                              p_waited_ms) s;
+                    v_durable := v_durable OR v_first;
+                END IF;
+                IF NOT v_part.pending OR v_part.unseeded AND v_part.last_created_at < v_point THEN
                     v_verdict := 'e';
                     EXIT look;
                 ELSIF v_part.leased_until IS NOT NULL THEN

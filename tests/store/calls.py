@@ -61,6 +61,7 @@ class Pop:
     since: datetime | None = None
     waited_ms: int = 0
     max_bytes: int = 16 * MIB
+    candidates: Sequence[str] | None = None
 
 
 @frozen
@@ -99,6 +100,8 @@ def delivered(rows: Iterable[PopRow]) -> list[Delivered]:
     """The messages of a claim, one by one."""
     messages = []
     for row in rows:
+        if row.verdict is not None:
+            continue
         for offset, text in enumerate(segments.split(segments.decode(row.blob)), row.base_offset):
             if row.committed < offset <= row.batch_end:
                 messages.append(

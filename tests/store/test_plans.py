@@ -67,6 +67,11 @@ async def warm_up(log: Log) -> None:
             await log.ack(pushed.partition_id, f"m{n}:c n{n}:d", group=GROUP)
             await log.store.segments_at(pushed.partition_id, [0])
             await log.pop(**lease, batch=1)
+            await log.store.release("lease")
+            for candidates in (["warm"], ["warm", "cold"]):
+                await log.pop(**lease, batch=1, candidates=candidates)
+                await log.store.release("lease")
+            await log.pop(**lease, batch=1)
             await log.ack_whole(Target(pushed.partition_id, group=GROUP, whole=1))
             await log.pop(**lease, partition="warm")
             await log.pop(queue=queue, group=f"h{n}", auto_ack=True)
@@ -163,6 +168,10 @@ class TestReads:
         one = {"queue": "big", "partition": "p77"}
         check(reader.read(log.store.pop(*pop_arguments(**one, group=GROUP))))
         check(reader.read(log.store.pop(*pop_arguments(**one, group="fresh"))))
+        for candidates in (["p77"], ["p77", "p78"]):
+            for group in (GROUP, "fresh"):
+                rows = pop_arguments(queue="big", group=group, candidates=candidates, mode="all")
+                check(reader.read(log.store.pop(*rows)))
         # Linear in the partitions of the queue until they are listed by readiness.
         whole = {"log_partitions": PARTITIONS + FEW, "log_consumers": PARTITIONS + FEW}
         some = pop_arguments(queue="big", group=GROUP, partitions=5)

@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
-from tests.store.calls import GROUP, MIB, Part, ids
+from queen_trio.store.elapsed import Elapsed
+from tests.store.calls import GROUP, MIB, Part, delivered, ids
 
 if TYPE_CHECKING:
-    from queen_trio.store.queries import ProbeRow
+    from queen_trio.store.queries import PopRow, ProbeRow
     from tests.store.calls import Log
 
 
@@ -172,6 +174,137 @@ class TestSeveralPartitions:
 async def fill_again(log: Log, partitions: list[str]) -> None:
     for partition in partitions:
         await log.push(f"again-{partition}", partition=partition)
+
+
+# A pop of one candidate has a path of its own, which must not matter: p is alone or not.
+BESIDE = pytest.mark.parametrize("beside", [(), ("nowhere",), ("idle",), ("idle", "nowhere")])
+
+
+def verdicts(rows: list[PopRow]) -> dict[str, str]:
+    return {row.partition_name: row.verdict for row in rows if row.verdict is not None}
+
+
+def until(rows: list[PopRow], partition: str) -> int:
+    [row] = [row for row in rows if row.partition_name == partition and row.verdict is not None]
+    assert row.until_ms is not None
+    return row.until_ms
+
+
+class TestCandidates:
+    @BESIDE
+    async def test_what_it_took(self, log: Log, beside: tuple[str, ...]) -> None:
+        pushed = await log.push("a", "b")
+        await log.push("c", "d", "e")
+        await self.idle(log)
+        for attempt in (1, 2):
+            rows = await log.pop_rows(batch=4, lease_seconds=30, candidates=["p", *beside])
+            assert [row[:6] for row in rows if row.verdict is None] == [
+                (pushed.partition_id, "p", "q", -1, 1, attempt),
+                (pushed.partition_id, "p", "q", -1, 3, attempt),
+            ]
+            assert ids(delivered(rows)) == ["a", "b", "c", "d"]
+            assert verdicts(rows) == {"p": "t"} | ({"idle": "e"} if "idle" in beside else {})
+            assert 29_000 < until(rows, "p") <= 30_000
+            cursor = await log.cursor(pushed.partition_id)
+            assert cursor is not None
+            assert (cursor["committed"], cursor["batch_end"]) == (-1, 3)
+            assert (cursor["worker_id"], cursor["batch_retry_count"]) == ("lease", attempt)
+            await log.expire()
+
+    @BESIDE
+    async def test_auto_ack(self, log: Log, beside: tuple[str, ...]) -> None:
+        pushed = await log.push("a", "b")
+        await self.idle(log)
+        rows = await log.pop_rows(batch=1, auto_ack=True, candidates=["p", *beside])
+        assert ids(delivered(rows)) == ["a"]
+        assert verdicts(rows)["p"] == "r"
+        assert await log.committed(pushed.partition_id) == 0
+
+    @BESIDE
+    async def test_nothing_left(self, log: Log, beside: tuple[str, ...]) -> None:
+        await log.push("a")
+        await self.idle(log)
+        await log.pop(auto_ack=True)
+        rows = await log.pop_rows(candidates=["p", *beside])
+        assert verdicts(rows)["p"] == "e"
+        assert {row.until_ms for row in rows} == {None}
+
+    @BESIDE
+    async def test_leased(self, log: Log, beside: tuple[str, ...]) -> None:
+        await log.push("a")
+        await self.idle(log)
+        await log.pop(lease_seconds=30)
+        rows = await log.pop_rows(candidates=["p", *beside])
+        assert verdicts(rows)["p"] == "l"
+        assert 25_000 < until(rows, "p") <= 30_000
+
+    @BESIDE
+    @pytest.mark.parametrize("option", ["delayed_processing", "window_buffer", "min_pop_wait_time"])
+    async def test_held_back(self, log: Log, beside: tuple[str, ...], option: str) -> None:
+        await log.configure(**{option: 50})
+        pushed = await log.push("a", "b")
+        await self.idle(log)
+        if option == "min_pop_wait_time":
+            await log.pop(batch=1, auto_ack=True)
+        else:
+            await log.pop()  # a cursor, without a lease
+        before = await log.cursor(pushed.partition_id)
+        rows = await log.pop_rows(candidates=["p", *beside])
+        assert delivered(rows) == []
+        assert verdicts(rows)["p"] == "l"
+        assert 40_000 < until(rows, "p") <= 50_000
+        assert await log.cursor(pushed.partition_id) == before
+
+    @BESIDE
+    async def test_without_a_cursor(self, log: Log, beside: tuple[str, ...]) -> None:
+        """A partition that the group hasn't seen, before or behind its point."""
+        await log.push("a", partition="old")
+        await self.idle(log)
+        waited = Elapsed(trio.current_time())
+        assert await log.store.candidates("q", "g", "new", None, waited, 10) == []
+        await log.push("b")
+        new = {"group": "g", "mode": "new", "batch": 1}
+        rows = await log.pop_rows(candidates=["old", *beside], **new)
+        assert delivered(rows) == []
+        assert verdicts(rows)["old"] == "e"
+        rows = await log.pop_rows(candidates=["p", *beside], **new)
+        assert ids(delivered(rows)) == ["b"]
+        assert verdicts(rows)["p"] == "t"
+
+    @BESIDE
+    async def test_an_unknown_group_is_subscribed(self, log: Log, beside: tuple[str, ...]) -> None:
+        await log.push("a")
+        await self.idle(log)
+        rows = await log.pop_rows(candidates=["p", *beside], group="g", mode="all")
+        assert ids(delivered(rows)) == ["a"]
+        assert await log.execute(
+            "SELECT consumer_group, subscription_mode FROM queen.consumer_groups_metadata"
+        ) == [("g", "all")]
+
+    async def test_the_first_that_fit_are_taken(self, log: Log) -> None:
+        await fill(log, 3, 2)
+        await log.pop(partition="p0", auto_ack=True)
+        await log.push("more", partition="p0")
+        rows = await log.pop_rows(batch=3, partitions=None, candidates=["p0", "p1", "p2"])
+        assert verdicts(rows) == {"p0": "r", "p1": "t", "p2": "t"}
+        assert len(delivered(rows)) == 3
+
+    @pytest.mark.parametrize("odd", [{"batch": 0}, {"partitions": 0}, {"max_bytes": 0}])
+    async def test_asking_for_nothing(self, log: Log, odd: dict[str, int]) -> None:
+        await log.push("a")
+        rows = await log.pop_rows(candidates=["p"], **odd)
+        assert (verdicts(rows), delivered(rows)) == ({"p": "r"}, [])
+
+    async def test_nobody_knows_them(self, log: Log) -> None:
+        assert await log.pop_rows(candidates=["p"]) == []
+        await log.push("a")
+        assert await log.pop_rows(candidates=["other"]) == []
+
+    async def idle(self, log: Log) -> None:
+        await log.push("idle", partition="idle")
+        await log.pop(partition="idle", auto_ack=True)
+        await log.pop(partition="idle", group="g", auto_ack=True)
+        await log.execute("DELETE FROM queen.consumer_groups_metadata")
 
 
 class TestVisibility:
