@@ -75,7 +75,16 @@ async def delete(log: Log, *, queue: str) -> bool:
 
 
 class TestPop:
-    async def test_two_pops_of_one_partition(self, log: Log, arena: Arena) -> None:
+    @pytest.mark.parametrize("candidates", [None, ["p"], ["p", "nowhere"]], ids=str)
+    async def test_two_pops_of_one_partition(
+        self, log: Log, arena: Arena, candidates: list[str] | None
+    ) -> None:
+        async def prepare(queue: str) -> UUID:
+            part = await filled(log, queue)
+            await log.pop(queue=queue)
+            await log.store.release("lease")
+            return part
+
         async def check(
             queue: str, part: Any, got: dict[str, Outcome], order: tuple[str, ...]
         ) -> None:
@@ -86,9 +95,12 @@ class TestPop:
             assert cursor["worker_id"] == ("one" if claims[0] else "two")
 
         def sessions(queue: str, part: Any) -> dict[str, list[Step]]:
-            return {name: [pop(queue=queue, lease_id=name)] for name in ("one", "two")}
+            return {
+                name: [pop(queue=queue, lease_id=name, candidates=candidates)]
+                for name in ("one", "two")
+            }
 
-        assert await race(arena, sessions, check, partial(filled, log)) == 6
+        assert await race(arena, sessions, check, prepare) == 6
 
     async def test_first_contact_of_one_group_three_times(self, log: Log, arena: Arena) -> None:
         async def prepare(queue: str) -> None:
