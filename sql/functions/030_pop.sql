@@ -78,9 +78,10 @@ END $$;
 -- One row for each segment of the claim, in partition and offset order. The claim of a partition is
 -- (committed, batch_end], with batch_end that of the partition's last row.
 --
--- With p_candidates, which candidates_v1 began, only these partitions of the queue are looked at, and each
--- that exists gets a row without a blob, its verdict: t took (leased for until_ms), l nothing before until_ms (leased, or hidden by
--- a delay), e empty, r ask again (no room left, taken with autoAck, or, after until_ms, locked by another).
+-- With p_candidates, which began with candidates_v1, only these partitions of the queue are looked at, and
+-- each that exists gets a row without a blob, its verdict: t took (leased for until_ms), l nothing before
+-- until_ms (leased, or hidden by a delay), e empty, r ask again (no room left, taken with autoAck, or, after
+-- until_ms, locked by another).
 CREATE OR REPLACE FUNCTION queen.pop_v1(
     p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text, p_group text,
     p_batch integer, p_partitions integer, p_lease_seconds integer, p_auto_ack boolean, p_lease_id text,
@@ -105,6 +106,7 @@ DECLARE
     v_window   integer;
     v_acquired timestamptz;
     v_start    bigint;     -- the first offset that this claim may take
+    v_last     bigint;     -- the last one that there is
     v_rest     refcursor;  -- the segments behind the first one
     v_end      bigint;     -- the last offset of a segment
     v_bytes    bigint;     -- its size, and that of a message of it
@@ -120,9 +122,10 @@ DECLARE
 BEGIN
     -- Mostly it is one candidate that has something, and one statement finds all.
     IF cardinality(p_candidates) = 1 AND least(p_batch, p_partitions, p_max_bytes) > 0 THEN
-        SELECT p.id, p.log_start, q.name, q.lease_time, q.min_pop_wait_time, q.delayed_processing,
-               q.window_buffer, c.committed, c.batch_retry_count + 1, c.lease_acquired_at
-          INTO v_id, v_start, queue_name, v_lease, v_pause, v_delay, v_window, committed,
+        SELECT p.id, p.log_start, p.last_offset, q.name, q.lease_time, q.min_pop_wait_time,
+               q.delayed_processing, q.window_buffer, c.committed, c.batch_retry_count + 1,
+               c.lease_acquired_at
+          INTO v_id, v_start, v_last, queue_name, v_lease, v_pause, v_delay, v_window, committed,
                delivery_attempt, v_acquired
           FROM (SELECT q.id, q.name, q.lease_time, q.min_pop_wait_time, q.delayed_processing, q.window_buffer
                   FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue OFFSET 0) q
@@ -214,9 +217,10 @@ BEGIN
                         ON CONFLICT DO NOTHING;
                     v_durable := true;
                 END IF;
-                SELECT p.log_start, q.name, q.lease_time, q.min_pop_wait_time, q.delayed_processing,
-                       q.window_buffer, c.committed, c.batch_retry_count + 1, c.lease_acquired_at
-                  INTO v_start, queue_name, v_lease, v_pause, v_delay, v_window, committed,
+                SELECT p.log_start, p.last_offset, q.name, q.lease_time, q.min_pop_wait_time,
+                       q.delayed_processing, q.window_buffer, c.committed, c.batch_retry_count + 1,
+                       c.lease_acquired_at
+                  INTO v_start, v_last, queue_name, v_lease, v_pause, v_delay, v_window, committed,
                        delivery_attempt, v_acquired
                   FROM queen.log_partitions p, queen.queues q, queen.log_consumers c
                  WHERE p.id = v_id AND q.id = v_part.queue_id
@@ -273,7 +277,7 @@ BEGIN
                     v_room := v_room - v_take * v_average;
                     batch_end := v_next - 1;
                     RETURN NEXT;
-                    EXIT WHEN v_left <= 0 OR v_next <= v_end;
+                    EXIT WHEN v_left <= 0 OR v_next <= v_end OR v_next > v_last;
                 END IF;
                 IF v_rest IS NULL THEN
                     OPEN v_rest NO SCROLL FOR
