@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from .history import History
     from .traffic import Traffic
 
-# How far the clocks of brokers and PostgreSQL may be apart.
-CLOCK_SKEW: Final = timedelta(minutes=5)
+# How far the clocks of brokers and PostgreSQL may be apart. The look-up costs as much as that of a
+# deduplication window of this length, the default one.
+CLOCK_SKEW: Final = timedelta(hours=1)
 _FOREVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
