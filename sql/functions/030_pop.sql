@@ -95,7 +95,7 @@ DECLARE
     v_now      timestamptz := clock_timestamp();
     v_point    timestamptz;
     v_first    boolean;                -- the group was unknown
-    v_durable  boolean := p_auto_ack;  -- this call writes more than a lease
+    v_durable  boolean := p_auto_ack;  -- this call writes what a crash must not take
     v_single   boolean := false;       -- it is one candidate, and its cursor is locked already
     v_look     refcursor;  -- otherwise, the partitions that it may take, or tells about
     v_part     record;
@@ -215,7 +215,6 @@ BEGIN
                                FOR KEY SHARE SKIP LOCKED))
                        FOR KEY SHARE OF p SKIP LOCKED
                         ON CONFLICT DO NOTHING;
-                    v_durable := true;
                 END IF;
                 SELECT p.log_start, p.last_offset, q.name, q.lease_time, q.min_pop_wait_time,
                        q.delayed_processing, q.window_buffer, c.committed, c.batch_retry_count + 1,
@@ -331,7 +330,9 @@ BEGIN
         CLOSE v_look;
     END IF;
 
-    -- Losing a lease in a crash only redelivers, as an expiry does: no need to wait for the disk.
+    -- Losing a lease in a crash only redelivers, as an expiry does: no need to wait for the disk. Nor for a
+    -- new cursor, which the same subscription puts at the same place again: what moves it past that is
+    -- later in the log, and durable.
     IF NOT v_durable THEN
         SET LOCAL synchronous_commit = off;
     END IF;

@@ -82,7 +82,7 @@ class TestDeletion:
 
 
 class TestDurability:
-    """6: only a claim that takes nothing but a lease may be forgotten by a crash."""
+    """6: only a claim that takes nothing but leases may be forgotten by a crash."""
 
     async def setting_after(self, pool: Pool, **pop: object) -> str:
         async with pool.acquire() as connection, connection.transaction():
@@ -100,8 +100,14 @@ class TestDurability:
     async def test_first_contact_is_not(self, log: Log, pool: Pool) -> None:
         await log.push("a")
         assert await self.setting_after(pool, group="g", mode="all") == "on"
+
+    async def test_a_cursor_where_the_subscription_puts_it_again_is(
+        self, log: Log, pool: Pool
+    ) -> None:
+        await log.push("a")
+        await log.pop(group="g", mode="all")
         await log.push("b", partition="later")
-        assert await self.setting_after(pool, group="g", partition="later") == "on"
+        assert await self.setting_after(pool, group="g", partition="later") == "off"
 
     async def test_a_subscription_is_not(self, log: Log, pool: Pool) -> None:
         assert await self.setting_after(pool, group="g", mode="new") == "on"
