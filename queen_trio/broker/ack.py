@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from .deliveries import Deliveries
     from .hints import Hints
 
-# Acks are small and nobody waits for them long: mostly one call has them all.
 ACK_LANES: Final = 3
-EAGER_LANES: Final = 1
 # What one call may carry; bounds how long it holds its cursor locks.
 CALL_MAX_TARGETS: Final = 128
 
@@ -64,7 +62,7 @@ class AckService:
         self._deliveries = deliveries
         self._hints = hints
         self._waiting: deque[_Request] = deque()
-        self._lanes = Lanes(ACK_LANES, EAGER_LANES, self._take_call, self._flush)
+        self._lanes = Lanes(ACK_LANES, self._take_call, self._flush)
 
     async def ack(self, acks: Sequence[Ack]) -> list[AckResult]:
         """Apply the acknowledgements of one request and return one result for each, in order.

@@ -2,8 +2,8 @@
 
 This is how requests share commits (spec 1, "Fusion"). There is no linger: an idle lane takes the
 first submission at once, and what arrives while the lanes are busy is taken together by the next.
-The fewer the lanes, the more share a commit; but a call may wait, for a lock or a slow disk, and
-those behind it must not. So some lanes only stand by, until work has waited for OVERTAKE_SECONDS.
+One lane at a time works best: the most share a commit. But a call may wait, for a lock or a slow
+disk, and those behind it must not: work that has waited for OVERTAKE_SECONDS gets another lane.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ OVERTAKE_SECONDS: Final = 0.02
 class Lanes(Generic[Bundle]):
     """`width` tasks that each loop over `take_nowait()` and `await flush(bundle)`.
 
-    Only `eager` of them take work at once, the others overtake calls that last.
     `take_nowait` returns None when nothing is ready. `flush` handles its own errors: it owes an
     answer to everyone whose work is in the bundle.
     """
@@ -32,12 +31,10 @@ class Lanes(Generic[Bundle]):
     def __init__(
         self,
         width: int,
-        eager: int,
         take_nowait: Callable[[], Bundle | None],
         flush: Callable[[Bundle], Awaitable[None]],
     ) -> None:
         self._width = width
-        self._eager = eager
         self._flushing = 0
         self._take_nowait = take_nowait
         self._flush = flush
@@ -48,10 +45,10 @@ class Lanes(Generic[Bundle]):
 
     def wake(self) -> None:
         """Say that something is ready: one lane will look, soon."""
-        if self._flushing < self._eager:
-            self._unpark()
-        else:
+        if self._flushing:
             self._held_up.set()
+        else:
+            self._unpark()
 
     def _unpark(self) -> None:
         if not self._woken and self._idle:
@@ -73,7 +70,7 @@ class Lanes(Generic[Bundle]):
             nursery.cancel_scope.cancel()
 
     async def _overtake(self) -> None:
-        """Let a lane that stands by look when there was work and no lane for it."""
+        """Let another lane look when there was work and the first one was busy."""
         while True:
             self._held_up = trio.Event()
             await self._held_up.wait()

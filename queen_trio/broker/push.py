@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Bundles in flight at once. One leaves the disk idle while we work, many make small bundles.
-PUSH_LANES: Final = 4
-EAGER_LANES: Final = 2
+PUSH_LANES: Final = 3
 # What one call may carry; bounds how long it holds its partition locks.
 BUNDLE_MAX_SEGMENTS: Final = 128
 BUNDLE_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -76,7 +74,7 @@ class PushService:
         # Open segments of each partition that has any, oldest first. The oldest of a partition is
         # in `_ready` or in flight; the others wait behind it.
         self._lines: dict[Key, deque[Segment]] = {}
-        self._lanes = Lanes(PUSH_LANES, EAGER_LANES, self._take_bundle, self._flush)
+        self._lanes = Lanes(PUSH_LANES, self._take_bundle, self._flush)
 
     async def push(
         self, items: Sequence[PushItem], *, producer_sub: str | None = None

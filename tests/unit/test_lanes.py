@@ -20,12 +20,12 @@ FLUSH_SECONDS = 1.0
 class Store:
     """What stands ready, and flushes of it that take a second each."""
 
-    def __init__(self, width: int, eager: int) -> None:
+    def __init__(self, width: int) -> None:
         self.ready: deque[str] = deque()
         self.flushed: list[tuple[float, list[str]]] = []
         self.in_flight = 0
         self.most_in_flight = 0
-        self.lanes = Lanes(width, eager, self.take, self.flush)
+        self.lanes = Lanes(width, self.take, self.flush)
 
     def submit(self, *work: str) -> None:
         self.ready.extend(work)
@@ -44,9 +44,9 @@ class Store:
         self.in_flight -= 1
 
 
-def run(width: int, scenario: Callable[[Store], object], eager: int | None = None) -> Store:
+def run(width: int, scenario: Callable[[Store], object]) -> Store:
     """Run `scenario` (an async function) beside the lanes, in mock time from 0."""
-    store = Store(width, width if eager is None else eager)
+    store = Store(width)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -82,17 +82,6 @@ def test_what_comes_while_all_are_busy_goes_together() -> None:
     assert run(1, scenario).flushed == [(0, ["a"]), (1, ["b", "c", "d"])]
 
 
-def test_lanes_work_beside_each_other_and_no_wider() -> None:
-    async def scenario(store: Store) -> None:
-        for work in "abcde":
-            store.submit(work)
-            await wait_all_tasks_blocked()
-
-    store = run(2, scenario)
-    assert store.most_in_flight == 2
-    assert store.flushed == [(0, ["a"]), (0, ["b"]), (1, ["c", "d", "e"])]
-
-
 def test_work_of_one_moment_wakes_one_lane() -> None:
     async def scenario(store: Store) -> None:
         for work in "abc":
@@ -114,7 +103,7 @@ def test_a_call_that_lasts_is_overtaken() -> None:
         await trio.sleep(OVERTAKE_SECONDS * 2)
         store.submit("f")
 
-    store = run(3, scenario, eager=1)
+    store = run(3, scenario)
     assert [bundle for _, bundle in store.flushed] == [["a"], ["b", "c", "d"], ["e"], ["f"]]
     assert [round(at / OVERTAKE_SECONDS, 6) for at, _ in store.flushed[:3]] == [0, 1, 2.5]
     assert store.flushed[3][0] == FLUSH_SECONDS, "no lane is left that could overtake"
@@ -128,7 +117,7 @@ def test_what_a_busy_lane_takes_in_time_is_overtaken_by_nobody() -> None:
         store.submit("b")
         await trio.sleep(OVERTAKE_SECONDS * 2)
 
-    store = run(2, scenario, eager=1)
+    store = run(2, scenario)
     assert store.flushed == [(0, ["a"]), (FLUSH_SECONDS, ["b"])]
     assert store.most_in_flight == 1
 
@@ -155,7 +144,7 @@ def test_an_error_of_flush_ends_them_all() -> None:
     async def flush(_: str) -> None:
         raise RuntimeError("a bug")
 
-    lanes = Lanes(2, 2, lambda: "work", flush)
+    lanes = Lanes(2, lambda: "work", flush)
     with pytest.raises(ExceptionGroup) as caught:
         trio.run(lanes.serve)
     assert caught.group_contains(RuntimeError, match="a bug")
