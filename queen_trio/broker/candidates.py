@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -12,7 +13,7 @@ from queen_trio.errors import DatabaseError
 from .hotlist import MAX_ENTRIES, Hotlist, HotlistStatistics, Ring, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from queen_trio.model.pop import PopRequest
     from queen_trio.store.elapsed import Elapsed
@@ -40,6 +41,7 @@ class Candidates:
         self._poll_seconds = poll_seconds
         self._hotlist = Hotlist()
         self._deadline_moved = trio.Event()
+        self._seedings: dict[Ring, trio.Event] = {}
 
     async def ring_for(
         self, request: PopRequest, waited: Elapsed, patience_seconds: float
@@ -53,9 +55,15 @@ class Candidates:
         ring = self._hotlist.ring(request.queue, request.group, trio.current_time())
         if ring.seeded:
             return ring
-        if ring.seeding or ring.oversized:  # another pop is at it, or has found too many
+        # A look at everything is dear: who comes while another pop is at it waits for its result.
+        with trio.move_on_after(patience_seconds):
+            while ring in self._seedings:
+                await self._seedings[ring].wait()
+        if ring.seeded:
+            return ring
+        if ring in self._seedings or ring.oversized:  # it lasts, or has found too many
             return None
-        with ring.seeding_once():
+        with self._seeding(ring):
             names = await self._store.candidates(
                 request.queue,
                 request.group,
@@ -70,6 +78,15 @@ class Candidates:
             return None
         ring.seed(names)
         return ring if ring.seeded else None
+
+    @contextmanager
+    def _seeding(self, ring: Ring) -> Iterator[None]:
+        self._seedings[ring] = trio.Event()
+        ring.begin_seed()
+        try:
+            yield
+        finally:
+            self._seedings.pop(ring).set()
 
     def settle(self, ring: Ring, names: Sequence[str], rows: Sequence[PopRow]) -> None:
         """Apply the verdicts of a pop on the candidates it took; one that is gone is empty."""

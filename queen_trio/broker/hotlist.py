@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from contextlib import contextmanager
 from enum import Enum, IntEnum
 from itertools import count, islice
 from math import inf
@@ -93,7 +92,6 @@ class Ring:
     _deadlines: _Deadlines
     max_entries: int = MAX_ENTRIES
     seeded: bool = False
-    seeding: bool = False
     oversized: bool = False  # the database named too many: not to be asked before the next unseed
     _outdated: bool = False  # what the seeding under way brings
     _ready: OrderedDict[str, None] = field(factory=OrderedDict)
@@ -159,15 +157,9 @@ class Ring:
         elif news is _News.MARKED:
             self._make_ready(partition)
 
-    @contextmanager
-    def seeding_once(self) -> Iterator[None]:
-        """The database is asked for `seed` in this block, by one pop at a time."""
-        self.seeding = True
+    def begin_seed(self) -> None:
+        """The database is being asked for `seed`, by one pop at a time."""
         self._outdated = False
-        try:
-            yield
-        finally:
-            self.seeding = False
 
     def seed(self, partitions: Sequence[str]) -> None:
         """Take in all candidates as the database names them; deferrals are looked at again.

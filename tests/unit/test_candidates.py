@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from queen_trio.broker.candidates import Candidates
 from queen_trio.broker.wakeups import Wakeups
@@ -32,9 +32,10 @@ class Changes:
         self.away_until = 0.0
         self.names: list[str] = []
         self.seeds = 0
+        self.seed_seconds = 0.0
 
     async def candidates(self, *_: Any) -> list[str]:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.seed_seconds)
         self.seeds += 1
         return self.names
 
@@ -85,3 +86,64 @@ def test_a_queue_with_too_many_candidates_is_not_listed_for_every_pop(
         assert await candidates.ring_for(request, NOW, 1.0) is not None
 
     trio.run(main)
+
+
+def test_one_pop_looks_at_everything_and_the_others_wait_for_what_it_finds() -> None:
+    changes = Changes()
+    changes.names = ["a", "b"]
+    changes.seed_seconds = 2.0
+    store: Store = changes  # type: ignore[assignment]
+    request = PopRequest(queue="q", mode=SubscriptionMode.ALL)
+    found: list[tuple[float, int | None]] = []
+
+    async def main() -> None:
+        candidates = Candidates(store, Wakeups(store, PopConfig()), POLL_SECONDS)
+
+        async def pop(patience: float) -> None:
+            ring = await candidates.ring_for(request, NOW, patience)
+            found.append((round(trio.current_time() - start, 3), ring and ring.ready))
+
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pop, 10.0)
+            await wait_all_tasks_blocked()
+            for patience in (10.0, 10.0, 1.0):
+                nursery.start_soon(pop, patience)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert found == [(1.0, None), (2.0, 2), (2.0, 2), (2.0, 2)], "who can't wait looks by itself"
+    assert changes.seeds == 1
+
+
+def test_when_the_look_fails_the_next_one_looks() -> None:
+    class Failing(Changes):
+        async def candidates(self, *_: Any) -> list[str]:
+            names = await super().candidates()
+            if self.seeds == 1:
+                raise DatabaseUnavailable("away")
+            return names
+
+    changes = Failing()
+    changes.names = ["a"]
+    store: Store = changes  # type: ignore[assignment]
+    request = PopRequest(queue="q", mode=SubscriptionMode.ALL)
+    found: list[int | None] = []
+
+    async def main() -> None:
+        candidates = Candidates(store, Wakeups(store, PopConfig()), POLL_SECONDS)
+
+        async def pop() -> None:
+            try:
+                ring = await candidates.ring_for(request, NOW, 10.0)
+            except DatabaseUnavailable:
+                found.append(None)
+            else:
+                found.append(ring and ring.ready)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(pop)
+
+    trio.run(main)
+    assert found == [None, 1, 1]
+    assert changes.seeds == 2

@@ -194,12 +194,11 @@ def test_rings_that_nobody_pops_from_are_swept() -> None:
 def test_what_is_unseeded_while_the_database_is_asked_stays_so() -> None:
     hotlist = Hotlist()
     ring = hotlist.ring("q", "g", 0.0)
-    with ring.seeding_once():
-        hotlist.unseed("q")  # cursors have moved; the answer may be older
+    ring.begin_seed()
+    hotlist.unseed("q")  # cursors have moved; the answer may be older
     ring.seed(["a"])
     assert not ring.seeded
-    with ring.seeding_once():
-        pass
+    ring.begin_seed()
     ring.seed(["a"])
     assert ring.seeded
 
@@ -211,8 +210,7 @@ def test_a_ring_that_was_too_large_recovers() -> None:
     for partition in ("a", "b", "c"):
         ring.mark(partition)
     assert not ring.seeded
-    with ring.seeding_once():
-        pass
+    ring.begin_seed()
     ring.seed(["c"])
     assert ring.seeded
     assert ring.take(3) == ["c"]
