@@ -53,12 +53,11 @@ class Candidates:
         if request.queue is None or request.partition is not None:
             return None
         ring = self._hotlist.ring(request.queue, request.group, trio.current_time())
-        if ring.seeded:
-            return ring
-        # A look at everything is dear: who comes while another pop is at it waits for its result.
-        with trio.move_on_after(patience_seconds):
-            while ring in self._seedings:
-                await self._seedings[ring].wait()
+        if not ring.seeded:
+            # A look at everything is dear: who comes while another pop is at it waits for it.
+            with trio.move_on_after(patience_seconds):
+                while ring in self._seedings:
+                    await self._seedings[ring].wait()
         if ring.seeded:
             return ring
         if ring in self._seedings or ring.oversized:  # it lasts, or has found too many
@@ -123,6 +122,10 @@ class Candidates:
     def promote(self, queue: str, partition: str, group: str) -> None:
         """A lease of the group has ended early."""
         self._hotlist.promote(queue, partition, group)
+
+    def release(self, queue: str, partition: str, group: str) -> None:
+        """A lease of the group has ended, and left nothing."""
+        self._hotlist.release(queue, partition, group)
 
     def unseed(self, queue: str) -> None:
         """Cursors or options of the queue have changed."""

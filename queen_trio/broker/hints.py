@@ -70,7 +70,7 @@ class LocalHints:
     def leases_ended(self, keys: Iterable[Key], group: str) -> None:
         if self.candidates is not None:
             for queue, partition in keys:
-                self.candidates.promote(queue, partition, group)
+                self.candidates.release(queue, partition, group)
 
     def queue_changed(self, queue: str) -> None:
         if self.candidates is not None:

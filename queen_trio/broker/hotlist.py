@@ -19,7 +19,8 @@ look), never one too few (a message that waits for the next reseed). What could 
 news that arrives while an answer from before it is on its way: an entry in flight notes what it
 hears, and its verdict counts only as far as nothing newer contradicts it. News of messages leaves a
 deferred entry where it is, since the lease or delay that it waits for is not over; a promotion says
-that it is.
+that it is. A release says it too, of a lease that left nothing: such an entry is ready, but behind
+all others, since it is one too many unless a message came meanwhile and its news was lost.
 
 A ring begins unseeded: until the database has named all candidates once, absence means nothing. One
 that grows too large becomes so again, and one that nobody pops from is swept.
@@ -95,15 +96,22 @@ class Ring:
     oversized: bool = False  # the database named too many: not to be asked before the next unseed
     _outdated: bool = False  # what the seeding under way brings
     _ready: OrderedDict[str, None] = field(factory=OrderedDict)
+    # Ready, too, but nobody has told of messages: asked about when nothing else is left.
+    _doubtful: OrderedDict[str, None] = field(factory=OrderedDict)
     _deferred: dict[str, float] = field(factory=dict)
     _in_flight: dict[str, _News] = field(factory=dict)
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._deferred) + len(self._in_flight)
+        return len(self._ready) + len(self._doubtful) + len(self._deferred) + len(self._in_flight)
 
     @property
     def ready(self) -> int:
         """How many candidates are worth asking about now."""
+        return len(self._ready) + len(self._doubtful)
+
+    @property
+    def promising(self) -> int:
+        """How many of them have messages, as far as we were told."""
         return len(self._ready)
 
     @property
@@ -129,13 +137,25 @@ class Ring:
         self._deferred.pop(partition, None)
         return self._make_ready(partition)
 
+    def release(self, partition: str) -> None:
+        """Note that a lease is over which left nothing: only what came since may be there.
+
+        Whoever pushed that tells, so it is looked at last; but that it is told may be lost.
+        """
+        if partition in self._in_flight:
+            self._in_flight[partition] = _News.PROMOTED
+        elif partition not in self._ready:
+            self._deferred.pop(partition, None)
+            self._make_ready(partition, self._doubtful)
+
     def take(self, most: int) -> list[str]:
         """Take the first candidates; each of them must get a verdict."""
         taken: list[str] = []
-        while self._ready and len(taken) < most:
-            partition, _ = self._ready.popitem(last=False)
-            self._in_flight[partition] = _News.NOTHING
-            taken.append(partition)
+        for entries in (self._ready, self._doubtful):
+            while entries and len(taken) < most:
+                partition, _ = entries.popitem(last=False)
+                self._in_flight[partition] = _News.NOTHING
+                taken.append(partition)
         return taken
 
     def take_deferred(self, most: int) -> list[str]:
@@ -183,14 +203,16 @@ class Ring:
         del self._deferred[partition]
         return self._make_ready(partition)
 
-    def _make_ready(self, partition: str) -> bool:
-        if partition in self._ready:
+    def _make_ready(self, partition: str, among: OrderedDict[str, None] | None = None) -> bool:
+        if partition in self._ready or (partition in self._doubtful and among is not None):
             return False
+        self._doubtful.pop(partition, None)
         if len(self) >= self.max_entries:
             self.unseed()
             self._ready.clear()  # nobody takes from an unseeded ring: room for the next seed
+            self._doubtful.clear()
             return False
-        self._ready[partition] = None
+        (self._ready if among is None else among)[partition] = None
         return True
 
 
@@ -230,6 +252,12 @@ class Hotlist:
         ring = self.find(queue, group)
         if ring is not None:
             ring.promote(partition)
+
+    def release(self, queue: str, partition: str, group: str) -> None:
+        """The same of a lease that left nothing."""
+        ring = self.find(queue, group)
+        if ring is not None:
+            ring.release(partition)
 
     def unseed(self, queue: str | None = None) -> None:
         """Let the rings of a queue, or all, be seeded anew: it finds whatever was missed."""

@@ -161,9 +161,7 @@ class PopService:
             most = max(most, min(most * WIDENING, CANDIDATES_AT_ONCE))
             claim = self._claim_of(request, lease_id, [row for row in rows if row.verdict is None])
             if claim is not None:
-                # What autoAck took is ready, too; mostly it is all there was.
-                taken = len(claim.partitions) if request.auto_ack else 0
-                if ring.ready > taken:
+                if ring.promising:
                     candidates.pass_on(ring)
                 return claim
         # So many are wrong that one look at everything is cheaper, or the ring is no guide now.

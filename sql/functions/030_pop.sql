@@ -80,8 +80,8 @@ END $$;
 --
 -- With p_candidates, which began with candidates_v1, only these partitions of the queue are looked at, and
 -- each that exists gets a row without a blob, its verdict: t took (leased for until_ms), l nothing before
--- until_ms (leased, or hidden by a delay), e empty, r ask again (no room left, taken with autoAck, or, after
--- until_ms, locked by another).
+-- until_ms (leased, or hidden by a delay), e empty (now, where autoAck took it), r ask again (no room left,
+-- not all taken with autoAck, or, after until_ms, locked by another).
 CREATE OR REPLACE FUNCTION queen.pop_v1(
     p_tenant uuid, p_queue text, p_partition text, p_namespace text, p_task text, p_group text,
     p_batch integer, p_partitions integer, p_lease_seconds integer, p_auto_ack boolean, p_lease_id text,
@@ -300,6 +300,7 @@ BEGIN
 
             v_taken := v_taken + 1;
             IF p_auto_ack THEN
+                v_verdict := CASE WHEN v_next > v_last THEN 'e' ELSE 'r' END;
                 v_until := NULL;
                 UPDATE queen.log_consumers c
                    SET committed = v_next - 1, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,

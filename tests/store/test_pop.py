@@ -219,6 +219,9 @@ class TestCandidates:
         assert ids(delivered(rows)) == ["a"]
         assert verdicts(rows)["p"] == "r"
         assert await log.committed(pushed.partition_id) == 0
+        rows = await log.pop_rows(batch=1, auto_ack=True, candidates=["p", *beside])
+        assert ids(delivered(rows)) == ["b"]
+        assert verdicts(rows)["p"] == "e", "nothing is left to ask about"
 
     @BESIDE
     async def test_nothing_left(self, log: Log, beside: tuple[str, ...]) -> None:

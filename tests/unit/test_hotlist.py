@@ -69,8 +69,17 @@ class RingMachine(RuleBasedStateMachine):
             self.leased_until[partition] = 0.0
             if done:
                 self.pending[partition] -= 1
-            # Also where nothing is left: a later push finds the entry idle, and not deferred.
-            self.ring.promote(partition)
+            if self.pending[partition]:
+                self.ring.promote(partition)
+            else:  # also then: a later push finds the entry idle, and not deferred
+                self.ring.release(partition)
+
+    @rule(partition=st.sampled_from(PARTITIONS))
+    def release_untold(self, partition: str) -> None:
+        """What another broker says of a lease's end tells nothing of what is left."""
+        if self.leased_until[partition] > self.now:
+            self.leased_until[partition] = 0.0
+            self.ring.release(partition)
 
     @rule(partition=st.sampled_from(PARTITIONS))
     def claim_elsewhere(self, partition: str) -> None:
@@ -90,17 +99,19 @@ class RingMachine(RuleBasedStateMachine):
             if partition in in_flight or not self.pending[partition]:
                 continue
             if self.leased_until[partition] <= self.now:
-                assert partition in self.ring._ready
+                assert partition in self.ring._ready or partition in self.ring._doubtful
             else:
                 # It comes back by itself, at the end of the lease at the latest.
                 assert (
                     partition in self.ring._ready
+                    or partition in self.ring._doubtful
                     or self.ring._deferred[partition] <= self.leased_until[partition]
                 )
 
     @invariant()
     def an_entry_is_in_one_state(self) -> None:
-        states = [*self.ring._ready, *self.ring._deferred, *self.ring._in_flight]
+        ring = self.ring
+        states = [*ring._ready, *ring._doubtful, *ring._deferred, *ring._in_flight]
         assert len(states) == len(set(states)) == len(self.ring)
 
 
@@ -114,6 +125,24 @@ def test_candidates_come_in_the_order_in_which_they_became_ready() -> None:
         ring.mark(partition)
     assert ring.take(2) == ["b", "a"]
     assert ring.take(9) == ["c"]
+
+
+def test_what_a_lease_left_empty_comes_last_until_somebody_tells_of_messages() -> None:
+    ring = new_ring()
+    for partition in ("a", "b", "c"):
+        ring.mark(partition)
+    ring.take(3)
+    for partition in ("a", "b", "c"):
+        ring.settle(partition, Verdict.TOOK, until=60.0)
+        ring.release(partition)
+    ring.mark("d")
+    ring.mark("c")
+    ring.mark("c")
+    assert ring.ready == len(ring) == 4
+    assert ring.take(3) == ["d", "c", "a"]
+    ring.release("a")  # told while a pop asks about it
+    ring.settle("a", Verdict.LEASED, until=60.0)
+    assert ring.take(9) == ["a", "b"]
 
 
 def test_an_empty_answer_counts_only_if_nothing_was_heard_since() -> None:
