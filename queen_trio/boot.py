@@ -74,12 +74,20 @@ def warn_of_stranded_spools(directory: Path, workers: int) -> None:
     if workers > 1:
         others = [directory, *(path for path in others if int(path.name) >= workers)]
     for other in sorted(others):
-        if any(file.stat().st_size for file in other.glob("*.spool")):
+        if any(_size(file) for file in other.glob("*.spool")):
             log.warning(
                 "buffered messages of another number of workers aren't replayed",
                 directory=str(other),
                 workers=workers,
             )
+
+
+def _size(file: Path) -> int:
+    """How many bytes a file has; 0 for one that its broker, which is just ending, has removed."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 @asynccontextmanager

@@ -32,3 +32,18 @@ def test_who_is_stranded(
 def test_a_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "log", None)
     boot.warn_of_stranded_spools(tmp_path / "not yet", 1)
+
+
+def test_what_goes_while_we_look_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker may still be ending; a link to nothing is listed, and not there, too."""
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "0000000000000001.spool").symlink_to(tmp_path / "gone")
+    monkeypatch.setattr(boot, "log", None)
+    boot.warn_of_stranded_spools(tmp_path, 1)
+    (tmp_path / "0" / "0000000000000002.spool").write_bytes(b"x")
+    logger = structlog.testing.CapturingLogger()
+    monkeypatch.setattr(boot, "log", logger)
+    boot.warn_of_stranded_spools(tmp_path, 1)
+    assert len(logger.calls) == 1
