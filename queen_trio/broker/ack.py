@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .deliveries import Deliveries
     from .hints import Hints
 
+# Calls in flight at most: one as a rule, the others overtake it where it lasts (lanes.py).
 ACK_LANES: Final = 3
 # What one call may carry; bounds how long it holds its cursor locks.
 CALL_MAX_TARGETS: Final = 128

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# Bundles in flight at most: one as a rule, the others overtake it where it lasts (lanes.py).
 PUSH_LANES: Final = 3
 # What one call may carry; bounds how long it holds its partition locks.
 BUNDLE_MAX_SEGMENTS: Final = 128
