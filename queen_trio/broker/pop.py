@@ -222,7 +222,7 @@ def _partitions(rows: list[PopRow], encryption: Encryption) -> list[ClaimedParti
             )
         entries = segments.entries(segments.decode(row.blob))
         first = max(row.committed + 1 - row.base_offset, 0)
-        stop = row.batch_end + 1 - row.base_offset  # may lie in a later segment
+        stop = row.batch_end + 1 - row.base_offset
         claimed = encryption.open_entries(row.queue_name, entries[first:stop])
         partitions[-1].segments.append(ClaimedSegment(row.created_at, claimed))
     return partitions
