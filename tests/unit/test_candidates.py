@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from queen_trio.broker.candidates import Candidates
+from queen_trio.broker.candidates import SEEDING_SECONDS, Candidates
 from queen_trio.broker.wakeups import Wakeups
 from queen_trio.config import PopConfig, SubscriptionMode
 from queen_trio.errors import DatabaseUnavailable
@@ -16,8 +17,6 @@ from queen_trio.model.pop import PopRequest
 from queen_trio.store.elapsed import Elapsed
 
 if TYPE_CHECKING:
-    import pytest
-
     from queen_trio.store.queries import Store
 
 POLL_SECONDS = 1.0
@@ -101,7 +100,9 @@ def test_one_pop_looks_at_everything_and_the_others_wait_for_what_it_finds() -> 
 
         async def pop(patience: float) -> None:
             ring = await candidates.ring_for(request, NOW, patience)
-            found.append((round(trio.current_time() - start, 3), ring and ring.ready))
+            found.append(
+                (round(trio.current_time() - start, 3), None if ring is None else ring.ready)
+            )
 
         start = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -138,7 +139,7 @@ def test_when_the_look_fails_the_next_one_looks() -> None:
             except DatabaseUnavailable:
                 found.append(None)
             else:
-                found.append(ring and ring.ready)
+                found.append(None if ring is None else ring.ready)
 
         async with trio.open_nursery() as nursery:
             for _ in range(3):
@@ -147,3 +148,23 @@ def test_when_the_look_fails_the_next_one_looks() -> None:
     trio.run(main)
     assert found == [None, 1, 1]
     assert changes.seeds == 2
+
+
+def test_a_look_that_lasts_is_not_waited_for_as_long_as_a_pop_may_take() -> None:
+    """While the database is away each pop waits for it once, not for the others' attempts too."""
+    changes = Changes()
+    changes.seed_seconds = 15.0
+    store: Store = changes  # type: ignore[assignment]
+    request = PopRequest(queue="q", mode=SubscriptionMode.ALL)
+
+    async def main() -> None:
+        candidates = Candidates(store, Wakeups(store, PopConfig()), POLL_SECONDS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(candidates.ring_for, request, NOW, 12.0)
+            await wait_all_tasks_blocked()
+            start = trio.current_time()
+            assert await candidates.ring_for(request, NOW, 12.0) is None
+            assert trio.current_time() - start == pytest.approx(SEEDING_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
