@@ -127,8 +127,13 @@ class Candidates:
         self._hotlist.promote(queue, partition, group)
 
     def release(self, queue: str, partition: str, group: str) -> None:
-        """A lease of the group has ended, and left nothing."""
-        self._hotlist.release(queue, partition, group)
+        """A lease of the group has ended, and left nothing.
+
+        Whoever looked because of a push meanwhile has found the lease: somebody looks again.
+        """
+        ring = self._hotlist.release(queue, partition, group)
+        if ring is not None:
+            self.pass_on(ring)
 
     def unseed(self, queue: str) -> None:
         """Cursors or options of the queue have changed."""

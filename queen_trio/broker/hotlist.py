@@ -20,7 +20,9 @@ news that arrives while an answer from before it is on its way: an entry in flig
 hears, and its verdict counts only as far as nothing newer contradicts it. News of messages leaves a
 deferred entry where it is, since the lease or delay that it waits for is not over; a promotion says
 that it is. A release says it too, of a lease that left nothing: such an entry is ready, but behind
-all others, since it is one too many unless a message came meanwhile and its news was lost.
+all others, since it is one too many unless a message came meanwhile and its news was lost. Where
+there was news the entry is one like any other: the end of a lease and a push may be committed side
+by side, and then the former doesn't know of the latter's messages.
 
 A ring begins unseeded: until the database has named all candidates once, absence means nothing. One
 that grows too large becomes so again, and one that nobody pops from is swept.
@@ -99,6 +101,7 @@ class Ring:
     # Ready, too, but nobody has told of messages: asked about when nothing else is left.
     _doubtful: OrderedDict[str, None] = field(factory=OrderedDict)
     _deferred: dict[str, float] = field(factory=dict)
+    _told: set[str] = field(factory=set)  # those of them of which there was news of messages
     _in_flight: dict[str, _News] = field(factory=dict)
 
     def __len__(self) -> int:
@@ -126,6 +129,7 @@ class Ring:
             self._in_flight[partition] = max(news, _News.MARKED)
             return False
         if partition in self._deferred:
+            self._told.add(partition)
             return False
         return self._make_ready(partition)
 
@@ -134,19 +138,24 @@ class Ring:
         if partition in self._in_flight:
             self._in_flight[partition] = _News.PROMOTED
             return False
-        self._deferred.pop(partition, None)
+        self._end_deferral(partition)
         return self._make_ready(partition)
 
-    def release(self, partition: str) -> None:
+    def release(self, partition: str) -> bool:
         """Note that a lease is over which left nothing: only what came since may be there.
 
-        Whoever pushed that tells, so it is looked at last; but that it is told may be lost.
+        Whoever pushed that tells, so without news it is looked at last; but news may be lost. True
+        when there was some.
         """
         if partition in self._in_flight:
             self._in_flight[partition] = _News.PROMOTED
-        elif partition not in self._ready:
-            self._deferred.pop(partition, None)
-            self._make_ready(partition, self._doubtful)
+            return False
+        if partition in self._ready:
+            return False
+        if self._end_deferral(partition):
+            return self._make_ready(partition)
+        self._make_ready(partition, self._doubtful)
+        return False
 
     def take(self, most: int) -> list[str]:
         """Take the first candidates; each of them must get a verdict."""
@@ -162,7 +171,7 @@ class Ring:
         """Take some deferred entries before their time; each of them must get a verdict."""
         taken = list(islice(self._deferred, most))
         for partition in taken:
-            del self._deferred[partition]
+            self._end_deferral(partition)
             self._in_flight[partition] = _News.NOTHING
         return taken
 
@@ -173,6 +182,8 @@ class Ring:
             self._make_ready(partition)
         elif verdict in (Verdict.LEASED, Verdict.TOOK):
             self._deferred[partition] = until
+            if news is _News.MARKED:
+                self._told.add(partition)
             self._deadlines.push(until, self, partition)
         elif news is _News.MARKED:
             self._make_ready(partition)
@@ -200,8 +211,15 @@ class Ring:
         """Make ready what was deferred until `deadline`, unless it has moved on since."""
         if self._deferred.get(partition) != deadline:
             return False
-        del self._deferred[partition]
+        self._end_deferral(partition)
         return self._make_ready(partition)
+
+    def _end_deferral(self, partition: str) -> bool:
+        """Take an entry out of the deferred, if it is one; True when there was news of it."""
+        told = partition in self._told
+        self._told.discard(partition)
+        self._deferred.pop(partition, None)
+        return told
 
     def _make_ready(self, partition: str, among: OrderedDict[str, None] | None = None) -> bool:
         if partition in self._ready or (partition in self._doubtful and among is not None):
@@ -253,11 +271,10 @@ class Hotlist:
         if ring is not None:
             ring.promote(partition)
 
-    def release(self, queue: str, partition: str, group: str) -> None:
-        """The same of a lease that left nothing."""
+    def release(self, queue: str, partition: str, group: str) -> Ring | None:
+        """The same of a lease that left nothing; returns the ring where there was news since."""
         ring = self.find(queue, group)
-        if ring is not None:
-            ring.release(partition)
+        return ring if ring is not None and ring.release(partition) else None
 
     def unseed(self, queue: str | None = None) -> None:
         """Let the rings of a queue, or all, be seeded anew: it finds whatever was missed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -113,6 +114,7 @@ class RingMachine(RuleBasedStateMachine):
         ring = self.ring
         states = [*ring._ready, *ring._doubtful, *ring._deferred, *ring._in_flight]
         assert len(states) == len(set(states)) == len(self.ring)
+        assert ring._told <= set(ring._deferred)
 
 
 TestRingMachine = RingMachine.TestCase
@@ -143,6 +145,25 @@ def test_what_a_lease_left_empty_comes_last_until_somebody_tells_of_messages() -
     ring.release("a")  # told while a pop asks about it
     ring.settle("a", Verdict.LEASED, until=60.0)
     assert ring.take(9) == ["a", "b"]
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_what_was_pushed_beside_the_end_of_a_lease_does_not_come_last(in_flight: bool) -> None:
+    """The ack was sent before the push was committed, and says that nothing is left."""
+    ring = new_ring()
+    ring.mark("p")
+    ring.take(1)
+    if in_flight:
+        ring.mark("p")
+    ring.settle("p", Verdict.TOOK, until=60.0)
+    if not in_flight:
+        ring.mark("p")
+    assert ring.release("p")
+    assert ring.promising == 1
+    ring.mark("other")
+    assert ring.take(1) == ["p"]
+    ring.settle("p", Verdict.TOOK, until=60.0)
+    assert not ring.release("p"), "that was before this lease"
 
 
 def test_an_empty_answer_counts_only_if_nothing_was_heard_since() -> None:
