@@ -185,7 +185,7 @@ class Candidates:
                 self._hotlist.sweep(trio.current_time())
                 self._hotlist.unseed()
                 self._wakeups.wake_lines()
-            if not self._hotlist.statistics().rings:
+            if self._hotlist.is_empty:
                 seen_at = now
                 continue
             # What a failed pop gave back: at once, pops would spin while the database is away.

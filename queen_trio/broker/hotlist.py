@@ -65,10 +65,15 @@ class _News(IntEnum):
     PROMOTED = 2
 
 
-class _Deadlines:
-    """When the deferred entries of all rings fall due, the earliest first."""
+class _Agenda:
+    """What is to be done for all rings, so that nobody walks thousands to find the few.
+
+    `stirred` has the rings that got a ready entry since somebody looked; deferred entries are kept
+    by when they fall due, the earliest first.
+    """
 
     def __init__(self) -> None:
+        self.stirred: set[Ring] = set()
         self._heap: list[tuple[float, int, Ring, str]] = []
         self._serial = count()
 
@@ -92,7 +97,7 @@ class Ring:
     queue: str
     group: str
     used_at: float
-    _deadlines: _Deadlines
+    _agenda: _Agenda
     max_entries: int = MAX_ENTRIES
     seeded: bool = False
     oversized: bool = False  # the database named too many: not to be asked before the next unseed
@@ -184,7 +189,7 @@ class Ring:
             self._deferred[partition] = until
             if news is _News.MARKED:
                 self._told.add(partition)
-            self._deadlines.push(until, self, partition)
+            self._agenda.push(until, self, partition)
         elif news is _News.MARKED:
             self._make_ready(partition)
 
@@ -231,6 +236,7 @@ class Ring:
             self._doubtful.clear()
             return False
         (self._ready if among is None else among)[partition] = None
+        self._agenda.stirred.add(self)
         return True
 
 
@@ -249,14 +255,14 @@ class Hotlist:
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._rings: dict[str, dict[str, Ring]] = {}
-        self._deadlines = _Deadlines()
+        self._agenda = _Agenda()
 
     def ring(self, queue: str, group: str, now: float) -> Ring:
         """The ring of a (queue, group), made when there is none."""
         groups = self._rings.setdefault(queue, {})
         ring = groups.get(group)
         if ring is None:
-            ring = Ring(queue, group, now, self._deadlines, self._max_entries)
+            ring = Ring(queue, group, now, self._agenda, self._max_entries)
             groups[group] = ring
         ring.used_at = now
         return ring
@@ -289,13 +295,13 @@ class Hotlist:
     @property
     def next_deadline(self) -> float:
         """When the next deferred entry may become ready; infinite when none will."""
-        return self._deadlines.earliest
+        return self._agenda.earliest
 
     def advance(self, now: float) -> list[Ring]:
         """End the deferrals that are due; returns the ring of each entry that became ready."""
         return [
             ring
-            for deadline, ring, partition in self._deadlines.pop_due(now)
+            for deadline, ring, partition in self._agenda.pop_due(now)
             if ring.end_deferral(partition, deadline)
         ]
 
@@ -305,7 +311,18 @@ class Hotlist:
 
     def with_ready(self) -> list[Ring]:
         """The rings that have something to ask about."""
-        return [ring for groups in self._rings.values() for ring in groups.values() if ring.ready]
+        rings = [
+            ring
+            for ring in self._agenda.stirred
+            if ring.ready and self.find(ring.queue, ring.group) is ring
+        ]
+        self._agenda.stirred = set(rings)
+        return rings
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no rings."""
+        return not self._rings
 
     def sweep(self, now: float) -> None:
         """Forget rings that nobody has popped from for long."""

@@ -39,7 +39,9 @@ log = structlog.get_logger(__name__)
 # Lines that fall due within one tick share a query; a wake may come this much early.
 TICK_SECONDS: Final = 0.025
 # Bounds the duration of one probe; the rest is due in the next call.
-PROBE_MAX_LINES: Final = 1_000
+PROBE_MAX_LINES: Final = 250
+# Thousands of lines take milliseconds: after so many others have their turn.
+LINES_A_TURN: Final = 50
 _NOTHING: Final = (0, inf)
 
 
@@ -250,8 +252,10 @@ class Wakeups:
                 except DatabaseError as error:
                     log.debug("probe failed", error=str(error), lines=len(due))
                     found = {}
-                for line in due:
-                    self._settle(line, *found.get(line.key, _NOTHING))
+                for turn in _turns(due):
+                    for line in turn:
+                        self._settle(line, *found.get(line.key, _NOTHING))
+                    await trio.lowlevel.checkpoint()
 
     # -- probing -------------------------------------------------------------------------------
 
@@ -283,7 +287,10 @@ class Wakeups:
 
     async def _probe(self, due: list[_Line]) -> dict[PopKey, tuple[int, float]]:
         """For each key with anything in sight: how many can be served, seconds until one more."""
-        asked = [(line, key) for line in due for key in self._probe_keys(line.key)]
+        asked: list[tuple[_Line, PopKey]] = []
+        for turn in _turns(due):
+            asked += [(line, key) for line in turn for key in self._probe_keys(line.key)]
+            await trio.lowlevel.checkpoint()
         if not asked:
             return {}
         rows = await self._store.probe(
@@ -324,3 +331,8 @@ class Wakeups:
                 )
         line.due = min(line.due, trio.current_time() + min(line.interval, due_seconds))
         self._schedule(line)
+
+
+def _turns(lines: list[_Line]) -> Iterator[list[_Line]]:
+    for start in range(0, len(lines), LINES_A_TURN):
+        yield lines[start : start + LINES_A_TURN]

@@ -264,3 +264,20 @@ def test_a_ring_that_was_too_large_recovers() -> None:
     ring.seed(["c"])
     assert ring.seeded
     assert ring.take(3) == ["c"]
+
+
+def test_rings_that_have_something_are_known_without_a_walk() -> None:
+    hotlist = Hotlist()
+    rings = [hotlist.ring("q", f"g{n}", 0.0) for n in range(3)]
+    assert hotlist.with_ready() == []
+    rings[0].mark("p")
+    rings[1].release("p")
+    assert sorted(ring.group for ring in hotlist.with_ready()) == ["g0", "g1"]
+    assert sorted(ring.group for ring in hotlist.with_ready()) == ["g0", "g1"], "as long as so"
+    rings[0].take(1)
+    assert hotlist.with_ready() == [rings[1]]
+    rings[0].settle("p", Verdict.REQUEUE)
+    assert rings[0] in hotlist.with_ready()
+    hotlist.drop("q")
+    assert hotlist.with_ready() == []
+    assert hotlist.is_empty
