@@ -215,10 +215,7 @@ BEGIN
                                FOR KEY SHARE SKIP LOCKED))
                        FOR KEY SHARE OF p SKIP LOCKED
                         ON CONFLICT DO NOTHING;
-                    -- Where completed messages go, a cursor keeps those that are not: see below.
-                    v_durable := v_durable OR EXISTS (
-                        SELECT FROM queen.queues q
-                         WHERE q.id = v_part.queue_id AND queen.completed_age_v1(q) IS NOT NULL);
+                    v_durable := true;
                 END IF;
                 SELECT p.log_start, p.last_offset, q.name, q.lease_time, q.min_pop_wait_time,
                        q.delayed_processing, q.window_buffer, c.committed, c.batch_retry_count + 1,
@@ -335,10 +332,8 @@ BEGIN
         CLOSE v_look;
     END IF;
 
-    -- Losing a lease in a crash only redelivers, as an expiry does: no need to wait for the disk. Nor for a
-    -- new cursor, which the same subscription puts at the same place again: what moves it past that is
-    -- later in the log, and durable. Unless retention goes by cursors: until it is there again, other
-    -- groups' cursors alone would tell what is completed.
+    -- Losing a lease in a crash only redelivers, as an expiry does: no need to wait for the disk. A cursor
+    -- says more: until it is there again, other groups' cursors alone would tell what is completed.
     IF NOT v_durable THEN
         SET LOCAL synchronous_commit = off;
     END IF;

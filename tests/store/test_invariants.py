@@ -100,24 +100,8 @@ class TestDurability:
     async def test_first_contact_is_not(self, log: Log, pool: Pool) -> None:
         await log.push("a")
         assert await self.setting_after(pool, group="g", mode="all") == "on"
-
-    async def test_a_cursor_where_the_subscription_puts_it_again_is(
-        self, log: Log, pool: Pool
-    ) -> None:
-        await log.push("a")
-        await log.pop(group="g", mode="all")
-        await log.push("b", partition="later")
-        assert await self.setting_after(pool, group="g", partition="later") == "off"
-
-    async def test_a_cursor_that_retention_goes_by_is_not(self, log: Log, pool: Pool) -> None:
-        """Without it, what other groups have completed goes, though this one has not seen it."""
-        await log.push("a")
-        await log.configure(retention_enabled=True, completed_retention_seconds=60)
-        await log.pop(group="g", mode="all")
         await log.push("b", partition="later")
         assert await self.setting_after(pool, group="g", partition="later") == "on"
-        await log.expire()
-        assert await self.setting_after(pool, group="g", partition="later") == "off", "it is there"
 
     async def test_a_subscription_is_not(self, log: Log, pool: Pool) -> None:
         assert await self.setting_after(pool, group="g", mode="new") == "on"
