@@ -29,16 +29,19 @@ INPUTS = st.one_of(
 def check(data: bytes) -> None:
     try:
         body = decode_untrusted(ack._batch, data)
+        items = len(body.acknowledgments)
         acks = ack._acks(body.acknowledgments, body.consumer_group, "acknowledgments[{}].")
     except ClientError:
         try:
             acks = ack._acks([decode_untrusted(ack._single, data)], None, "")
+            items = 1
         except ClientError as error:
             assert 400 <= error.status < 500
             str(error).encode()
             return
+    assert sum(len(one.transaction_ids) for one in acks) == items
     for one in acks:
-        for text in (one.transaction_id, one.group, one.lease_id):
+        for text in (*one.transaction_ids, one.group, one.lease_id):
             assert text is None or b"\0" not in text.encode()
         assert one.error is None or one.error.encode() is not None
         assert one.partition_id is None or isinstance(one.partition_id, UUID)
