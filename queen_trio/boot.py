@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import resource
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from queen_trio.backoff import Backoff
 from queen_trio.config import Config, PostgresConfig
 from queen_trio.embedded import default_data_dir, open_embedded
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BACKOFF_FIRST_SECONDS: Final = 0.25
 BACKOFF_MAX_SECONDS: Final = 5.0
 
 
@@ -129,7 +128,7 @@ async def prepare_schema(config: Config, settings: ConnectionSettings) -> None:
     prepare = apply_schema if config.postgres.apply_schema else check_schema
     # The embedded server has no pooler before it.
     sessions_checked = config.postgres.embedded
-    backoff = BACKOFF_FIRST_SECONDS
+    backoff = Backoff(BACKOFF_MAX_SECONDS)
     while True:
         try:
             if not sessions_checked:
@@ -137,12 +136,12 @@ async def prepare_schema(config: Config, settings: ConnectionSettings) -> None:
                 sessions_checked = True
             version = await prepare(settings)
         except DatabaseUnavailable as error:
-            log.warning("postgres not reachable yet", error=str(error), again_in=round(backoff, 2))
+            pause = backoff.seconds_after()
+            log.warning("postgres not reachable yet", error=str(error), again_in=round(pause, 2))
         else:
             log.info("schema ready", version=version)
             return
-        await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
-        backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
+        await trio.sleep(pause)
 
 
 async def warn_of_capacity(config: Config, settings: ConnectionSettings) -> None:

@@ -19,7 +19,7 @@ import trio
 from structlog.contextvars import bind_contextvars
 
 from queen_trio.config import boot_lines, load, reference_page, table
-from queen_trio.errors import ConfigError, QueenError
+from queen_trio.errors import EXIT_MISCONFIGURED, ConfigError, QueenError
 from queen_trio.log import LogLevel, configure
 from queen_trio.spool.directory import SpoolDirectory
 from queen_trio.spool.records import SpoolRecord, decode_untrusted
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from queen_trio.config import Config
 
 EXIT_FAILED = 1
-EXIT_MISCONFIGURED = 2
 MAX_WORKERS = 16  # on three hosts, each still has fewer links than the mesh admits (64)
 
 log = structlog.get_logger()

@@ -34,7 +34,7 @@ from queen_trio import boot
 from queen_trio.broker import Broker, open_broker, traffic
 from queen_trio.broker.outage import ride_out
 from queen_trio.config import Config, DrainParked
-from queen_trio.errors import DatabaseError, DatabaseUnavailable
+from queen_trio.errors import EXIT_SECOND_SIGNAL, DatabaseError, DatabaseUnavailable
 from queen_trio.grace import Grace
 from queen_trio.http import host
 from queen_trio.http import server as http_server
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-EXIT_SECOND_SIGNAL: Final = 130
 WATCHDOG_SECONDS: Final = 30.0  # spec 8.24; longer than any pause that the loop is known to make
 # What the steps after http keep of the shutdown time: flush, pool, PostgreSQL.
 AFTER_HTTP_SECONDS: Final = 5.0

@@ -6,6 +6,12 @@ anything else is our own fault, is logged with its traceback and answered with a
 
 from __future__ import annotations
 
+from typing import Final
+
+# Exit codes that more than one kind of process ends with; cli.py lists them all.
+EXIT_MISCONFIGURED: Final = 2
+EXIT_SECOND_SIGNAL: Final = 130
+
 
 class QueenError(Exception):
     """Whatever queen-trio raises on purpose."""

@@ -7,12 +7,12 @@ place with a broad `except`.
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
-from attrs import define
+
+from queen_trio.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -20,25 +20,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BACKOFF_FIRST_SECONDS: Final = 0.25
 BACKOFF_MAX_SECONDS: Final = 30.0
 # Whoever ran this long before it died has not crashed in a loop.
 HEALTHY_SECONDS: Final = 60.0
-
-
-@define(eq=False)
-class Backoff:
-    """The pauses before new starts: 250 ms, doubling to 30 s; from the beginning after health."""
-
-    _next: float = BACKOFF_FIRST_SECONDS
-
-    def seconds_after(self, lived_seconds: float) -> float:
-        """Return the pause after a life of so long; it is jittered."""
-        if lived_seconds >= HEALTHY_SECONDS:
-            self._next = BACKOFF_FIRST_SECONDS
-        seconds = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
-        self._next = min(self._next * 2, BACKOFF_MAX_SECONDS)
-        return seconds
 
 
 async def supervise(name: str, run: Callable[[], Awaitable[None]], restarts: Counter[str]) -> None:
@@ -47,7 +31,7 @@ async def supervise(name: str, run: Callable[[], Awaitable[None]], restarts: Cou
     A crash is logged with its traceback and counted in `restarts`; the next start waits 250 ms,
     doubling to 30 s, jittered, and from the beginning after a minute of health.
     """
-    backoff = Backoff()
+    backoff = Backoff(BACKOFF_MAX_SECONDS, HEALTHY_SECONDS)
     while True:
         started = trio.current_time()
         try:

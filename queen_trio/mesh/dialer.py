@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 import socket
 from typing import TYPE_CHECKING, Final
@@ -12,6 +11,7 @@ import trio
 from attrs import define, field
 
 from queen_protocol import Heartbeat, OutboundLink, RemoteProtocolError, encode
+from queen_trio.backoff import Backoff
 
 if TYPE_CHECKING:
     import ssl
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BACKOFF_FIRST_SECONDS: Final = 0.25
 BACKOFF_MAX_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 5.0
 # A link that lasted so long, the attempt to open it included, was accepted; one that refuses our
@@ -58,18 +57,17 @@ class Dialer:
 
         The name is resolved for every attempt: a peer that moved is found without further ado.
         """
-        backoff = BACKOFF_FIRST_SECONDS
+        backoff = Backoff(BACKOFF_MAX_SECONDS, HEALTHY_SECONDS)
         while not self.peer.is_self:
             started = trio.current_time()
             end, reason = await self._run_link_to_its_end()
-            if trio.current_time() - started >= HEALTHY_SECONDS:
-                backoff = BACKOFF_FIRST_SECONDS
+            lasted = trio.current_time() - started
+            if lasted >= HEALTHY_SECONDS:
                 self._last_end = None
             report = log.debug if end == self._last_end else log.warning
             report(end, peer=self.peer.name, reason=reason)
             self._last_end = end
-            await trio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
-            backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
+            await trio.sleep(backoff.seconds_after(lasted))
 
     async def _run_link_to_its_end(self) -> tuple[str, str]:
         """Return the event that ended the link, and why. This is the peer's boundary for errors."""

@@ -24,12 +24,13 @@ import trio
 from attrs import define, field
 
 from queen_trio import boot
+from queen_trio.backoff import Backoff
 from queen_trio.config import worker_environments
-from queen_trio.errors import ConfigError, QueenError
+from queen_trio.errors import EXIT_MISCONFIGURED, EXIT_SECOND_SIGNAL, ConfigError, QueenError
 from queen_trio.grace import Grace
 from queen_trio.http import server as http_server
 from queen_trio.http.listeners import bind_listeners
-from queen_trio.supervision import Backoff
+from queen_trio.supervision import BACKOFF_MAX_SECONDS, HEALTHY_SECONDS
 
 from .process import WorkerProcess, open_worker
 from .worker import Place
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-EXIT_SECOND_SIGNAL: Final = 130
-EXIT_MISCONFIGURED: Final = 2  # of a worker, as of any broker
 # A worker bounds its own drain; so much later it is killed.
 LATE_SECONDS: Final = 1.0
 # What the embedded PostgreSQL, which stops last, has when the workers took all their time.
@@ -133,7 +132,7 @@ class _Host:
 
     async def _keep_running(self, place: Place, environment: Mapping[str, str]) -> None:
         """Run a worker again and again; raises when it fails before it has ever served."""
-        backoff = Backoff()
+        backoff = Backoff(BACKOFF_MAX_SECONDS, HEALTHY_SECONDS)
         while True:
             started = trio.current_time()
             try:

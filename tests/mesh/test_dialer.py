@@ -19,8 +19,8 @@ from queen_protocol import (
     QueueConfigDelete,
     QueueConfigSet,
 )
+from queen_trio.backoff import FIRST_SECONDS as BACKOFF_FIRST_SECONDS
 from queen_trio.mesh.dialer import (
-    BACKOFF_FIRST_SECONDS,
     BACKOFF_MAX_SECONDS,
     HEALTHY_SECONDS,
     WRITE_SECONDS,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from queen_trio.backoff import FIRST_SECONDS as BACKOFF_FIRST_SECONDS
 from queen_trio.supervision import (
-    BACKOFF_FIRST_SECONDS,
     BACKOFF_MAX_SECONDS,
     HEALTHY_SECONDS,
     run_vital,
