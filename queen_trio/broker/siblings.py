@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
 
 
 class Topic(StrEnum):
@@ -26,3 +28,14 @@ class Siblings(Protocol):
 
     async def ask(self, topic: Topic) -> Mapping[int, bytes | None]:
         """Return what each of the others says; None for one that doesn't answer in time."""
+
+
+async def ask_all(
+    siblings: Siblings, topic: Topic, own: T, decode: Callable[[bytes], T]
+) -> tuple[dict[int, T], list[int]]:
+    """What each worker says, this one included, by its number; and which ones don't answer."""
+    answers = await siblings.ask(topic)
+    workers = {index: decode(answer) for index, answer in answers.items() if answer}
+    workers[siblings.index] = own
+    missing = sorted(index for index, answer in answers.items() if not answer)
+    return dict(sorted(workers.items())), missing

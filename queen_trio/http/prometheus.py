@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from queen_trio import metrics
-from queen_trio.broker.siblings import Topic
+from queen_trio.broker.siblings import Topic, ask_all
 from queen_trio.metrics import FAMILIES, Kind
 
 from .message import Response
@@ -101,17 +101,15 @@ async def _of_host(siblings: Siblings, own: list[Metric]) -> list[Metric]:
     """The families of all workers that answer, and which ones did."""
     from prometheus_client import Metric
 
-    answers = await siblings.ask(Topic.PROMETHEUS)
-    workers = {index: _sampled.decode(answer) for index, answer in answers.items() if answer}
-    workers[siblings.index] = _sample(own)
+    workers, missing = await ask_all(siblings, Topic.PROMETHEUS, _sample(own), _sampled.decode)
     merged: dict[str, Metric] = {}
-    for index, families in sorted(workers.items()):
+    for index, families in workers.items():
         for family in families:
             metric = merged.setdefault(family.name, Metric(family.name, family.help, family.kind))
             for sample in family.samples:
                 labels = {"worker": str(index), **sample.labels}
                 metric.add_sample(sample.name, labels, sample.value)
-    up = {str(index): index in workers for index in sorted({*answers, siblings.index})}
+    up = {str(index): index in workers for index in sorted([*workers, *missing])}
     return [_many(metrics.WORKER_UP, up), *merged.values()]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from attrs import asdict
 
-from queen_trio.broker.siblings import Topic
+from queen_trio.broker.siblings import Topic, ask_all
 from queen_trio.errors import DatabaseError
 
 from .codec import json_response
@@ -101,9 +101,7 @@ async def metrics(broker: Broker, request: Request) -> Response:
     own = _gauges(broker)
     if broker.siblings is None:
         return json_response({"serverId": broker.config.sync.server_id, **own})
-    answers = await broker.siblings.ask(Topic.METRICS)
-    workers = {index: _decode(answer) for index, answer in answers.items() if answer}
-    workers[broker.siblings.index] = own
+    workers, missing = await ask_all(broker.siblings, Topic.METRICS, own, _decode)
     sums = {
         part: {name: sum(each[part][name] for each in workers.values()) for name in own[part]}
         for part in own
@@ -112,8 +110,8 @@ async def metrics(broker: Broker, request: Request) -> Response:
         {
             "serverId": broker.config.sync.server_id,
             **sums,
-            "workers": [{"worker": index, **each} for index, each in sorted(workers.items())],
-            "workersMissing": sorted(index for index, answer in answers.items() if not answer),
+            "workers": [{"worker": index, **each} for index, each in workers.items()],
+            "workersMissing": missing,
         }
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from queen_trio.broker.maintenance import Switch
-from queen_trio.broker.siblings import Topic
+from queen_trio.broker.siblings import Topic, ask_all
 
 from .codec import decode_untrusted, json_response
 
@@ -80,15 +80,13 @@ async def _buffers(broker: Broker) -> dict[str, Any]:
     own = _own_buffer(broker)
     if broker.siblings is None:
         return own
-    answers = await broker.siblings.ask(Topic.BUFFERS)
-    workers = {index: msgspec.json.decode(answer) for index, answer in answers.items() if answer}
-    workers[broker.siblings.index] = own
+    workers, missing = await ask_all(broker.siblings, Topic.BUFFERS, own, msgspec.json.decode)
     return {
         "bufferedMessages": sum(each["bufferedMessages"] for each in workers.values()),
         "bufferHealthy": all(each["bufferHealthy"] for each in workers.values()),
         "bufferStats": own["bufferStats"],
-        "workers": [{"worker": index, **each} for index, each in sorted(workers.items())],
-        "workersMissing": sorted(index for index, answer in answers.items() if not answer),
+        "workers": [{"worker": index, **each} for index, each in workers.items()],
+        "workersMissing": missing,
     }
 
 
