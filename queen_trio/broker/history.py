@@ -12,10 +12,9 @@ from .dedup import DedupFilter, DedupStatistics, Verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
-    from uuid import UUID
 
-    from queen_trio.store.queries import Store
+    from queen_trio.store.queries import PushRow, Store
+    from queen_trio.store.replay import ReplayRow
 
     from .segment import Key
 
@@ -39,24 +38,25 @@ class History:
     async def learn(
         self,
         key: Key,
-        partition_id: UUID,
-        base_offset: int,
-        created_at: datetime,
+        row: PushRow | ReplayRow,
         hashes: Sequence[bytes],
         *,
         supplied: bool,
     ) -> None:
         """Take in a segment that was just committed, and what the filter has missed before it.
 
-        `supplied`: clients chose some of its ids. A database that fails leaves the filter behind.
+        `row` says where; `supplied`: clients chose some of its ids. A database that fails leaves
+        the filter behind.
         """
+        assert row.base_offset is not None  # noqa: S101 - it is committed
+        assert row.created_at is not None  # noqa: S101
         after = self._dedup.learn(
-            key, partition_id, base_offset, created_at, hashes, supplied=supplied
+            key, row.partition_id, row.base_offset, row.created_at, hashes, supplied=supplied
         )
         try:
             while after is not None:
-                rows = await self._store.history(partition_id, after, HISTORY_MESSAGES)
-                after = self._dedup.load(key, partition_id, after, rows)
+                rows = await self._store.history(row.partition_id, after, HISTORY_MESSAGES)
+                after = self._dedup.load(key, row.partition_id, after, rows)
         except DatabaseError as error:
             log.debug("history not read", queue=key[0], error=str(error))
 

@@ -239,7 +239,9 @@ class PushService:
             self._away = False
             self._on_commit([segment.key for segment, _ in committed])
             for segment, row in committed:
-                await self._learn(segment, row)
+                await self._history.learn(
+                    segment.key, row, segment.hashes(), supplied=bool(segment.supplied)
+                )
         for segment, row in dirty:
             segment.drop_duplicates(
                 await original_ids(
@@ -247,18 +249,6 @@ class PushService:
                 )
             )
         return [segment for segment, _ in dirty if segment.drafts]
-
-    async def _learn(self, segment: Segment, row: PushRow) -> None:
-        assert row.base_offset is not None  # noqa: S101 - it is committed
-        assert row.created_at is not None  # noqa: S101
-        await self._history.learn(
-            segment.key,
-            row.partition_id,
-            row.base_offset,
-            row.created_at,
-            segment.hashes(),
-            supplied=bool(segment.supplied),
-        )
 
 
 def _undecided(todo: Sequence[Segment]) -> list[Segment]:

@@ -164,7 +164,7 @@ class ReplayService:
             )
             self._on_commit([segment.key for segment, _ in committed])
         for segment, row in committed:
-            await self._learn(segment, row)
+            await self._history.learn(segment.key, row, segment.hashes, supplied=True)
         again: list[_Replayed] = []
         for row in rows:
             if row.base_offset is None:
@@ -174,18 +174,6 @@ class ReplayService:
                 segment.examined = Verified(row.examined, row.partition_id, BEGINNING_OF_TIME)
                 again.append(segment)
         return [segment for segment in again if segment.records]
-
-    async def _learn(self, segment: _Replayed, row: ReplayRow) -> None:
-        assert row.base_offset is not None  # noqa: S101 - it is committed
-        assert row.created_at is not None  # noqa: S101
-        await self._history.learn(
-            segment.key,
-            row.partition_id,
-            row.base_offset,
-            row.created_at,
-            segment.hashes,
-            supplied=True,
-        )
 
     async def _known(self, segment: _Replayed, row: ReplayRow) -> set[int]:
         """Positions of the messages that are in the log, or repeat one inside the window."""
