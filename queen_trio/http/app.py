@@ -9,8 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
-import trio
-
 from queen_trio.errors import ClientError
 from queen_trio.model.roles import Access
 
@@ -39,16 +37,12 @@ from .message import Handler, Request, Response
 from .problems import answer_error, problem
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from queen_trio.broker import Broker
 
     from .disconnect import DisconnectHook
     from .guard import Guard
     from .lean import Receive, Scope, Send
 
-# What is left to do for an answer that could not be delivered: giving a claim back.
-UNDELIVERED_SECONDS: Final = 5.0
 # The data plane by the beginning of its paths; a label of metrics, so there are only a few.
 _OPERATIONS: Final = (
     ("/api/v1/push", "push"),
@@ -86,7 +80,7 @@ class App:
         )
         if response.undelivered is not None and _is_gone_nowait(scope):
             # The kernel would take the answer and drop it: the first write to the gone succeeds.
-            await _take_back(response.undelivered)
+            await response.undelivered()
             return
         try:
             await send(
@@ -99,7 +93,7 @@ class App:
             await send({"type": "http.response.body", "body": response.body})
         except OSError:
             if response.undelivered is not None:
-                await _take_back(response.undelivered)
+                await response.undelivered()
             raise
 
     async def _respond(self, scope: Scope, receive: Receive, body: bytes) -> Response:
@@ -137,11 +131,6 @@ def _operation(path: str) -> str:
 def _is_gone_nowait(scope: Scope) -> bool:
     hook: DisconnectHook | None = scope.get("extensions", {}).get(EXTENSION)
     return hook is not None and hook.is_gone_nowait()
-
-
-async def _take_back(undelivered: Callable[[], Awaitable[None]]) -> None:
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + UNDELIVERED_SECONDS):
-        await undelivered()
 
 
 def _headers(response: Response) -> list[tuple[bytes, bytes]]:

@@ -86,7 +86,7 @@ class Request:
 
 @frozen
 class Response:
-    """An answer; `undelivered` runs when the client could not be given it."""
+    """An answer; `undelivered` runs when the client could not be given it, and shields itself."""
 
     status: int
     body: bytes = b""
