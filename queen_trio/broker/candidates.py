@@ -171,7 +171,7 @@ class Candidates:
             with trio.move_on_at(min(self._hotlist.next_deadline, next_poll)):
                 await self._deadline_moved.wait()
             for ring in self._hotlist.advance(trio.current_time()):
-                self._wakeups.wake(ring.queue, ring.group)
+                self.pass_on(ring)
             await trio.lowlevel.checkpoint()
 
     async def _serve_changes(self) -> None:
@@ -180,9 +180,9 @@ class Candidates:
         while True:
             await trio.sleep(self._poll_seconds)
             now = trio.current_time()
-            if trio.current_time() >= reseed_at:
-                reseed_at = trio.current_time() + RESEED_SECONDS
-                self._hotlist.sweep(trio.current_time())
+            if now >= reseed_at:
+                reseed_at = now + RESEED_SECONDS
+                self._hotlist.sweep(now)
                 self._hotlist.unseed()
                 self._wakeups.wake_lines()
             if self._hotlist.is_empty:
@@ -203,4 +203,4 @@ class Candidates:
                     self._wakeups.notify_queue(queue)
                 else:
                     for ring in self._hotlist.mark(queue, partition):
-                        self._wakeups.wake(ring.queue, ring.group)
+                        self.pass_on(ring)

@@ -147,9 +147,9 @@ class PopService:
                 # A pop that doesn't wait has no second chance: it looks at what is deferred, too.
                 names = ring.take_deferred(most)
                 last = True
-            if not names and ring.seeded:
-                return None
             if not names:
+                if ring.seeded:
+                    return None
                 break
             try:
                 rows = await self._ask(request, lease_id, arrival, names)
