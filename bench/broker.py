@@ -13,7 +13,7 @@ import trio
 from attrs import frozen
 
 from bench.postgres import USER
-from bench.processes import HOST, free_ports, open_process
+from bench.processes import HOST, LOG_TAIL, free_ports, open_process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -115,4 +115,4 @@ async def _wait_events(
             if len(found := [event for event in events if event["event"] == name]) >= count:
                 return found
             await trio.sleep(POLL_SECONDS)
-    raise RuntimeError(f"the broker didn't start:\n{(await log.read_text())[-4000:]}")
+    raise RuntimeError(f"the broker didn't start:\n{(await log.read_text())[-LOG_TAIL:]}")

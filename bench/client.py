@@ -152,8 +152,7 @@ async def latency(load: Load, tally: Tally) -> None:
         for number in numbers:
             if number >= WARM_SAMPLES:
                 tally.latencies.append(now - sent[number])
-            tally.count += 1
-            tally.total += number
+            tally.receive(number)
         if tally.count >= samples:
             done.set()
 

@@ -88,8 +88,7 @@ class Sample:
     @property
     def other_cores(self) -> float:
         """Cores that were busy with something else than this measurement."""
-        ours = self.client_cpu + self.broker_cpu + self.postgres_cpu
-        return max(0.0, self.machine_cpu - ours) / self.elapsed
+        return _others(self.machine_cpu, self.client_cpu + self.server_cpu, self.elapsed)
 
     @property
     def server_cpu(self) -> float:
@@ -182,13 +181,15 @@ async def _measure(
         grown_mib=grown_mib,
         idle_broker_cores=idle.broker / idle.at if idle_seconds else 0.0,
         idle_postgres_cores=idle.postgres / idle.at if idle_seconds else 0.0,
-        idle_other_cores=_others(idle, 0.0) if idle_seconds else 0.0,
+        idle_other_cores=(
+            _others(idle.machine, idle.broker + idle.postgres, idle.at) if idle_seconds else 0.0
+        ),
     )
 
 
-def _others(used: Usage, client_cpu: float) -> float:
+def _others(machine_cpu: float, ours_cpu: float, seconds: float) -> float:
     """Cores that were busy with something else than the system and its clients."""
-    return max(0.0, used.machine - client_cpu - used.broker - used.postgres) / used.at
+    return max(0.0, machine_cpu - ours_cpu) / seconds
 
 
 async def _wait_settled(site: Site) -> None:

@@ -46,7 +46,7 @@ class Postgres:
     version: str
 
     def dsn(self, database: str) -> str:
-        return f"host={HOST} port={self.port} user={USER} dbname={database}"
+        return _dsn(self.port, database)
 
     async def run(self, database: str, *statements: str) -> None:
         """Run statements, each in a transaction of its own."""
@@ -61,6 +61,10 @@ class Postgres:
         finally:
             with trio.move_on_after(DROP_SECONDS, shield=True):
                 await self.run("postgres", f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _dsn(port: int, database: str) -> str:
+    return f"host={HOST} port={port} user={USER} dbname={database}"
 
 
 def _run(dsn: str, statements: tuple[str, ...]) -> None:
@@ -121,5 +125,4 @@ async def open_postgres(scratch: Path) -> AsyncIterator[Postgres]:
         command, log, environment=environment, stop_signal=SIGINT, **options
     ) as process:
         await wait_listening(process, port, log)
-        dsn = f"host={HOST} port={port} user={USER} dbname=postgres"
-        yield Postgres(process.pid, port, await _wait_version(dsn))
+        yield Postgres(process.pid, port, await _wait_version(_dsn(port, "postgres")))

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from attrs import frozen
@@ -21,7 +21,7 @@ from bench.peers import FLOOR, OURS
 from bench.processes import HOST, free_ports, open_process, wait_listening
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from bench.postgres import Postgres
@@ -114,6 +114,17 @@ async def _open_database(name: str, place: Place, _setup: Setup) -> AsyncIterato
 
 
 @asynccontextmanager
+async def _open_server(
+    command: Sequence[str], directory: Path, port: int, **options: Any
+) -> AsyncIterator[Site]:
+    """A server that is one process tree, with its log beside its data."""
+    log = directory / "server.log"
+    async with open_process(command, log, **options) as process:
+        await wait_listening(process, port, log)
+        yield Site(address=str(port), broker=(process.pid,))
+
+
+@asynccontextmanager
 async def _open_rabbitmq(place: Place, _setup: Setup) -> AsyncIterator[Site]:
     directory = place.directory("rabbitmq")
     directory.mkdir()
@@ -136,19 +147,18 @@ async def _open_rabbitmq(place: Place, _setup: Setup) -> AsyncIterator[Site]:
         "ERL_EPMD_ADDRESS": HOST,
         "ERL_EPMD_PORT": str(mapper),
     }
-    log = directory / "server.log"
     program = {name: str(RABBITMQ_BIN / name) for name in ("rabbitmq-server", "rabbitmqctl")}
     if not RABBITMQ_BIN.exists():
         program = {name: name for name in program}
     try:
-        async with open_process(
+        async with _open_server(
             [program["rabbitmq-server"]],
-            log,
+            directory,
+            port,
             environment=environment,
             stop=[program["rabbitmqctl"], "-q", "stop"],
-        ) as process:
-            await wait_listening(process, port, log)
-            yield Site(address=str(port), broker=(process.pid,))
+        ) as site:
+            yield site
     finally:
         # RabbitMQ leaves its port mapper running; this one, on a port of its own, is ours.
         with trio.CancelScope(shield=True):
@@ -166,10 +176,8 @@ async def _open_nats(place: Place, _setup: Setup) -> AsyncIterator[Site]:
     config.write_text(
         f'listen: "{HOST}:{port}"\njetstream {{ store_dir: "{directory}/streams" }}\n'
     )
-    log = directory / "server.log"
-    async with open_process(["nats-server", "-c", str(config)], log) as process:
-        await wait_listening(process, port, log)
-        yield Site(address=str(port), broker=(process.pid,))
+    async with _open_server(["nats-server", "-c", str(config)], directory, port) as site:
+        yield site
 
 
 @asynccontextmanager
@@ -177,12 +185,10 @@ async def _open_redis(fsync: str, place: Place, _setup: Setup) -> AsyncIterator[
     directory = place.directory("redis")
     directory.mkdir()
     [port] = free_ports(1)
-    log = directory / "server.log"
     command = ["redis-server", "--bind", HOST, "--port", str(port), "--dir", str(directory)]
     command += ["--appendonly", "yes", "--appendfsync", fsync, "--save", ""]
-    async with open_process(command, log) as process:
-        await wait_listening(process, port, log)
-        yield Site(address=str(port), broker=(process.pid,))
+    async with _open_server(command, directory, port) as site:
+        yield site
 
 
 def _on_postgres(name: str, notes: str, *modules: str) -> System:
