@@ -11,7 +11,7 @@ VENV := .venv
 WORKERS ?= auto
 BIN := $(VENV)/bin
 
-.PHONY: help serve test check servers lock bench bench-peers bench-memory chaos wheel clean
+.PHONY: help serve test check servers lock bench bench-peers bench-memory chaos fuzz wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

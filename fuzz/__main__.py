@@ -21,6 +21,11 @@ CACHE = Path(".cache/fuzz")
 TARGETS = sorted(p.stem for p in (Path(__file__).parent / "targets").glob("[!_]*.py"))
 
 
+def load(name: str) -> Any:
+    """The module of a target."""
+    return importlib.import_module(f"fuzz.targets.{name}")
+
+
 def run_hypothesis(target: Any, seconds: float) -> int:
     """Check generated inputs for so long; raises what the smallest failing one does."""
     from hypothesis import HealthCheck, given, settings
@@ -46,7 +51,7 @@ def run_atheris(name: str, seconds: float) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["queen_trio", "queen_protocol"]):
-        target = importlib.import_module(f"fuzz.targets.{name}")
+        target = load(name)
     cache = CACHE / name
     (cache / "corpus").mkdir(parents=True, exist_ok=True)
     atheris.Setup(
@@ -70,7 +75,7 @@ def main(names: list[str], seconds: float) -> int:
     failed = 0
     guided = importlib.util.find_spec("atheris") is not None
     for name in names:
-        target = importlib.import_module(f"fuzz.targets.{name}")
+        target = load(name)
         invariant = (target.__doc__ or "").splitlines()[0]
         print(f"{name}: {invariant}", flush=True)
         count = run_hypothesis(target, seconds / 3 if guided else seconds)

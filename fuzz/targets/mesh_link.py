@@ -22,7 +22,8 @@ from queen_protocol.link import LinkState
 from . import mesh_frames
 
 SECRET = b"of the mesh"
-GOOD = encode(Hello("stranger", "00", sign_nonce(SECRET, "00")))
+HELLO = Hello("stranger", "00", sign_nonce(SECRET, "00"))
+GOOD = encode(HELLO)
 
 INPUTS = st.tuples(
     st.sampled_from([b"\0", b"\1"]), st.sampled_from([b"", GOOD]), mesh_frames.INPUTS
@@ -33,7 +34,7 @@ def check(data: bytes) -> None:
     greeted = data[:1] > b"\x7f" or data[:1] == b"\1"
     stream = data[1:]
     if greeted:
-        assert events_of([GOOD])[0] == Hello("stranger", "00", sign_nonce(SECRET, "00"))
+        assert events_of([GOOD])[0] == HELLO
         stream = GOOD + stream
     whole = events_of([stream])
     assert whole == events_of([stream[n : n + 1] for n in range(len(stream))])

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 
-from fuzz.__main__ import SEEDS, TARGETS
+from fuzz.__main__ import SEEDS, TARGETS, load
 
 CASES = [(name, seed.name) for name in TARGETS for seed in sorted((SEEDS / name).iterdir())]
-
-
-def load(name: str) -> Any:
-    return importlib.import_module(f"fuzz.targets.{name}")
 
 
 @pytest.mark.parametrize(("name", "seed"), CASES)
