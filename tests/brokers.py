@@ -90,6 +90,11 @@ class LiveBroker:
         self.process.kill()
         self.wait()
 
+    def end(self) -> None:
+        """Kill it unless it has ended."""
+        if self.process.poll() is None:
+            self.kill()
+
     def wait(self, seconds: float = STOP_SECONDS) -> int:
         """Wait for the process to end and return its exit code."""
         code = self.process.wait(seconds)
@@ -136,5 +141,4 @@ def running_broker(
         try:
             yield broker
         finally:
-            if broker.process.poll() is None:
-                broker.kill()
+            broker.end()

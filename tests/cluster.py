@@ -116,8 +116,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _is_running(process: psutil.Process) -> bool:
-    # A killed backend stays a zombie until init, which inherited it, looks: that is dead enough.
+def is_running(process: psutil.Process) -> bool:
+    """Whether it hasn't ended; an orphan may wait for somebody to reap it."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -210,7 +210,7 @@ class Cluster:
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        while any(_is_running(process) for process in processes):
+        while any(is_running(process) for process in processes):
             time.sleep(0.005)
         self.stop()
 
@@ -232,6 +232,14 @@ class Cluster:
         ) as connection:  # fmt: skip
             cursor = connection.execute(sql)
             return cursor.fetchall() if cursor.description else []
+
+    def count_advisory_locks(self, database: str = "postgres") -> int:
+        """How many advisory locks are held or waited for in a database."""
+        [[count]] = self.execute(
+            "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
+            f" WHERE l.locktype = 'advisory' AND d.datname = '{database}'"
+        )
+        return int(count)
 
     def _wait_ready(self) -> None:
         assert self._supervisor is not None

@@ -1,9 +1,12 @@
-"""Fixtures for whatever needs PostgreSQL: one server for the session, one database per test."""
+"""Fixtures for all tests. PostgreSQL: one server for the session, one database per test."""
 
 from __future__ import annotations
 
 import itertools
 import resource
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +16,7 @@ from queen_trio.store.migrate import apply_schema
 from queen_trio.store.pool import Pool, open_pool
 from tests.brokers import LiveBroker, postgres_environment, running_broker
 from tests.cluster import Cluster, running_cluster
+from tests.http.api import unique
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -105,3 +109,21 @@ def shared_broker(cluster: Cluster, template: str) -> Iterator[LiveBroker]:
     cluster.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {STRATEGY}")
     with running_broker(postgres_environment(cluster.settings(name))) as broker:
         yield broker
+
+
+@pytest.fixture
+def queue() -> str:
+    """The name of a queue that nobody else uses."""
+    return unique()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """An empty directory with a short path that every account can pass through.
+
+    (pytest's own are closed to the account that PostgreSQL runs under when we are root.)
+    """
+    path = Path(tempfile.mkdtemp(prefix="qt-", dir="/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)

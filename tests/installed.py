@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
-from tests.brokers import LiveBroker, postgres_environment
+from tests.brokers import postgres_environment, running_broker
 from tests.cluster import running_cluster
 from tests.http.api import data, open_api
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from tests.brokers import LiveBroker
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,19 +33,12 @@ def missing_from(wheel: Path) -> set[str]:
     return wanted - names
 
 
-@contextmanager
 def running_command(
     command: Sequence[str], environment: Mapping[str, str], directory: Path
-) -> Iterator[LiveBroker]:
+) -> AbstractContextManager[LiveBroker]:
     """Run a broker by that command, which can't see this checkout, for the block's time."""
-    broker = LiveBroker({**environment, "PYTHONPATH": "", "FILE_BUFFER_DIR": str(directory)})
-    broker.command = command
-    broker.start()
-    try:
-        yield broker
-    finally:
-        if broker.process.poll() is None:
-            broker.kill()
+    apart = {**environment, "PYTHONPATH": "", "FILE_BUFFER_DIR": str(directory)}
+    return running_broker(apart, command)
 
 
 async def check_serves(broker: LiveBroker) -> None:

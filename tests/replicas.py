@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from queen_trio.store.settings import ConnectionSettings
+    from tests.http.api import Json
 
 CONNECT_SECONDS = 20.0
 POOL_SIZE = 6
@@ -41,7 +42,11 @@ class Replicas:
 
 def is_connected(broker: LiveBroker, others: int) -> bool:
     """Whether the broker is connected both ways with so many others."""
-    state = httpx.get(broker.url + STATS).json()
+    return says_connected(httpx.get(broker.url + STATS).json(), others)
+
+
+def says_connected(state: Json, others: int) -> bool:
+    """The same, of what a broker answered to `STATS`."""
     up = sum(peer["connected"] for peer in state["peers"])
     return bool(up == others == len(state["servers_alive"]))
 
@@ -89,13 +94,8 @@ def running_replicas(
                 }
             )
             broker.launch()
-            stack.callback(_end, broker)
+            stack.callback(broker.end)
             brokers.append(broker)
         with ThreadPoolExecutor(len(brokers)) as threads:
             list(threads.map(LiveBroker.wait_serving, brokers))
         yield Replicas(brokers, ports)
-
-
-def _end(broker: LiveBroker) -> None:
-    if broker.process.poll() is None:
-        broker.kill()

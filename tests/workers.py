@@ -118,8 +118,7 @@ def prepared_workers(environment: Mapping[str, str]) -> Iterator[LiveWorkers]:
         try:
             yield workers
         finally:
-            if workers.process.poll() is None:
-                workers.kill()  # the workers follow, which closes the log
+            workers.end()  # the workers follow, which closes the log
 
 
 @contextmanager

@@ -12,16 +12,16 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import httpx
-import psutil
 import psycopg
 import trio
 from attrs import frozen
 
 from tests.chaos.history import Blow, Kind
+from tests.live.stalling import stalled
 from tests.proxy import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from tests.chaos.history import History
     from tests.chaos.rig import Rig
@@ -169,11 +169,8 @@ async def _do_outside(rig: Rig, fault: Fault) -> None:
             await trio.sleep(fault.seconds)
             await trio.to_thread.run_sync(cluster.start)
         case Kind.POSTGRES_FREEZE:
-            postmaster = psutil.Process(cluster.postmaster_pid)
-            frozen_ones = [postmaster, *postmaster.children(recursive=True)]
-            _each(frozen_ones, "suspend")
-            await trio.sleep(fault.seconds)
-            _each(frozen_ones, "resume")
+            with stalled(cluster):
+                await trio.sleep(fault.seconds)
         case Kind.BACKENDS_TERMINATED:
             with suppress(psycopg.OperationalError):
                 await trio.to_thread.run_sync(
@@ -188,12 +185,6 @@ async def _do_outside(rig: Rig, fault: Fault) -> None:
             link.switch(Mode.CUT)
             await trio.sleep(fault.seconds)
             link.switch(Mode.PASS)
-
-
-def _each(processes: Sequence[psutil.Process], deed: str) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            getattr(process, deed)()
 
 
 async def _maintain(rig: Rig, target: int, enabled: bool) -> None:

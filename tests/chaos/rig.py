@@ -220,13 +220,8 @@ async def open_rig(brokers: int) -> AsyncIterator[Rig]:
                 spools / f"control-{number}",
             )
             broker.launch()
-            stack.callback(_end, broker)
+            stack.callback(broker.end)
             live.append(broker)
         for broker in live:
             await trio.to_thread.run_sync(broker.wait_serving)
         yield Rig(cluster, live, databases, meshes)
-
-
-def _end(broker: ChaosBroker) -> None:
-    if broker.process.poll() is None:
-        broker.kill()

@@ -16,7 +16,7 @@ from tests.chaos.history import History
 from tests.chaos.load import Load, open_clients
 from tests.chaos.places import GROUPS, PLACES
 from tests.chaos.rig import open_rig
-from tests.replicas import STATS
+from tests.replicas import STATS, says_connected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,10 +131,7 @@ async def _wait_drained(rig: Rig, load: Load, clients: Sequence[httpx.AsyncClien
 
 def _is_connected(mesh: Json, others: int) -> bool:
     """Whether a broker is connected both ways with so many others; one alone has no mesh."""
-    if not others:
-        return True
-    up = sum(peer["connected"] for peer in mesh["peers"])
-    return bool(up == others == len(mesh["servers_alive"]))
+    return not others or says_connected(mesh, others)
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from queen_trio.model.ids import created_at
 from tests.brokers import postgres_environment
 from tests.chaos.rig import ENVIRONMENT, ChaosBroker, Rig
 from tests.http.api import open_api
+from tests.live.test_prometheus import scrape
 from tests.replicas import free_ports, mesh_environment
 
 if TYPE_CHECKING:
@@ -40,20 +41,13 @@ def rig(cluster: Cluster, settings: ConnectionSettings, tmp_path: Path) -> Itera
     broker = ChaosBroker(environment, tmp_path / "control")
     broker.start()
     yield Rig(cluster, [broker], [], [])
-    if broker.process.poll() is None:
-        broker.kill()
-
-
-async def count(api: Api, metric: str) -> float:
-    text = (await api.http.get("/metrics/prometheus")).text
-    [line] = [line for line in text.splitlines() if line.startswith(metric)]
-    return float(line.split()[-1])
+    broker.end()
 
 
 PARTS = [
-    ("mesh", 7, 'queen_nursery_restarts_total{nursery="mesh"}'),
-    ("job retention", 3, 'queen_job_failures_total{job="retention"}'),
-    ("jobs", 20, 'queen_nursery_restarts_total{nursery="jobs"}'),
+    ("mesh", 7, ("queen_nursery_restarts_total", "mesh")),
+    ("job retention", 3, ("queen_job_failures_total", "retention")),
+    ("jobs", 20, ("queen_nursery_restarts_total", "jobs")),
 ]
 
 
@@ -62,7 +56,7 @@ async def test_parts_break_and_start_again(rig: Rig, monkeypatch: pytest.MonkeyP
         async with open_api(rig.brokers[0]) as api:
             for part, step, metric in PARTS:
                 assert await rig.sabotage(0, step=step, **{"break": part})
-                while await count(api, metric) != 1:
+                while (await scrape(api))[metric] != 1:
                     await trio.sleep(0.02)
     rig.look(0)
     assert rig.complaints == []

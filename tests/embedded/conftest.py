@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,18 +37,6 @@ BROKER = Path(__file__).with_name("broker.py")
 
 # Generous: two busy cores. Nothing waits this long unless it fails. In seconds.
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """An empty directory with a short path that every account can pass through.
-
-    (pytest's own are closed to the account that PostgreSQL runs under when we are root.)
-    """
-    path = Path(tempfile.mkdtemp(prefix="qt-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -90,6 +90,10 @@ class Api:
         metrics: Json = (await self.http.get("/metrics")).json()
         return metrics
 
+    async def buffers(self) -> Json:
+        buffers: Json = (await self.http.get("/api/v1/status/buffers")).json()
+        return buffers
+
     async def wait_parked(self, count: int) -> None:
         """Block until exactly `count` pops are parked on the broker, all after a vain look."""
         while True:

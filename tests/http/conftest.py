@@ -1,4 +1,4 @@
-"""Fixtures of the API tests: one broker for the session, queues of a test's own."""
+"""Fixtures of the API tests: one broker for the session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.http.api import Api, open_api, unique
+from tests.http.api import Api, open_api
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,9 +19,3 @@ async def api(shared_broker: LiveBroker) -> AsyncIterator[Api]:
     """A client of the session's broker."""
     async with open_api(shared_broker) as api:
         yield api
-
-
-@pytest.fixture
-def queue() -> str:
-    """The name of a queue that nobody else uses."""
-    return unique()

@@ -30,8 +30,7 @@ def launched(environment: Mapping[str, str]) -> Iterator[LiveBroker]:
         try:
             yield broker
         finally:
-            if broker.process.poll() is None:
-                broker.kill()
+            broker.end()
 
 
 def fatal_lines(broker: LiveBroker) -> list[str]:

@@ -106,7 +106,7 @@ async def restart_under_load(
         before = len(producer.queued)
         await producer.wait_queued(before + 300)
         producer.stop()
-        while (await api.http.get("/api/v1/status/buffers")).json()["bufferedMessages"]:
+        while (await api.buffers())["bufferedMessages"]:
             await trio.sleep(0.02)
         while len(acked) < len(leased):
             await trio.sleep(0.02)

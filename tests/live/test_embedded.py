@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 import trio
 
 from tests.brokers import running_broker
+from tests.cluster import is_running
 from tests.http.api import data, open_api
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 SECONDS = 60
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that the account of the server can pass through; pytest's own are closed."""
-    path = Path(tempfile.mkdtemp(prefix="qt-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path)
 
 
 def servers_in(place: Path) -> list[int]:
@@ -40,14 +28,6 @@ def servers_in(place: Path) -> list[int]:
             if any(argument.startswith(str(place)) for argument in process.cmdline()):
                 found.append(process.pid)
     return found
-
-
-def gone(process: psutil.Process) -> bool:
-    """Whether it has ended; an orphan may wait for somebody to reap it."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def wait_no_server(place: Path) -> None:
@@ -67,7 +47,7 @@ async def test_first_start_crash_and_second_start(place: Path) -> None:
             await api.push("q", *range(10))
             assert data(await api.pop("q", batch=3, autoAck=True)) == [0, 1, 2]
             assert servers_in(place)
-            buffers = (await api.http.get("/api/v1/status/buffers")).json()
+            buffers = await api.buffers()
             assert buffers["bufferStats"]["directory"] == str(place / "queen" / "buffers")
             assert buffers["bufferHealthy"] is True
         await trio.to_thread.run_sync(broker.kill)
@@ -109,7 +89,7 @@ async def test_a_server_that_does_not_stop_is_killed_in_time(place: Path) -> Non
         print(f"SIGTERM to exit with a PostgreSQL that doesn't stop: {took:.2f} s")
         assert took < 5
         assert servers_in(place) == []
-        assert all(gone(process) for process in stuck.values())
+        assert not any(is_running(process) for process in stuck.values())
         await trio.to_thread.run_sync(broker.restart)
         async with open_api(broker) as api:
             assert data(await api.pop("q", autoAck=True)) == [1]

@@ -57,7 +57,7 @@ class Watched:
     async def check_healed(self) -> None:
         """Block until health is back and what was buffered is in; nothing must be lost."""
         await wait_health(self.api, 200)
-        while (await buffers(self.api))["bufferedMessages"]:
+        while (await self.api.buffers())["bufferedMessages"]:
             await trio.sleep(0.02)
         assert not self.woken
         await self.api.push("parked", 1)
@@ -65,11 +65,6 @@ class Watched:
             await trio.sleep(0.02)
         assert data(self.woken[0]) == [1]
         assert (await self.api.ack(self.held))["success"]
-
-
-async def buffers(api: Api) -> Json:
-    answer: Json = (await api.http.get("/api/v1/status/buffers")).json()
-    return answer
 
 
 async def wait_health(api: Api, status: int) -> None:

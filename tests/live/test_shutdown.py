@@ -248,7 +248,7 @@ async def test_a_database_that_says_nothing_is_not_waited_for(own_cluster: Clust
                     await exits_in_time(broker)
                 for connection in (pushing, parked):
                     await connection.aclose()
-            while advisory_locks(own_cluster):
+            while own_cluster.count_advisory_locks():
                 await trio.sleep(0.01)
             await trio.to_thread.run_sync(broker.restart)
             async with open_api(broker) as api:
@@ -373,16 +373,8 @@ async def test_the_retention_lock_is_given_back(
             host=settings.host, port=settings.port, user="postgres", dbname=settings.database
         ) as other:
             other.execute("LOCK TABLE queen.queues")
-            while not advisory_locks(cluster, settings.database):
+            while not cluster.count_advisory_locks(settings.database):
                 await trio.sleep(0.01)
             await exits_in_time(broker)
-        while advisory_locks(cluster, settings.database):
+        while cluster.count_advisory_locks(settings.database):
             await trio.sleep(0.01)
-
-
-def advisory_locks(cluster: Cluster, database: str = "postgres") -> int:
-    [[count]] = cluster.execute(
-        "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
-        f"WHERE locktype = 'advisory' AND datname = '{database}'"
-    )
-    return int(count)

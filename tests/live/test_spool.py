@@ -26,13 +26,8 @@ SECONDS = 60
 KEY = "5e" * 32
 
 
-async def buffers(api: Api) -> Json:
-    stats: Json = (await api.http.get("/api/v1/status/buffers")).json()
-    return stats
-
-
 async def wait_drained(api: Api) -> None:
-    while (await buffers(api))["bufferedMessages"]:  # noqa: ASYNC110 - another process
+    while (await api.buffers())["bufferedMessages"]:  # noqa: ASYNC110 - another process
         await trio.sleep(0.02)
 
 
@@ -67,7 +62,7 @@ async def test_an_outage_costs_neither_messages_nor_order(own_cluster: Cluster) 
                 )
                 assert trio.current_time() - started < 5
             assert statuses(answers) == {"buffered"}
-            assert (await buffers(api))["bufferedMessages"] == 40
+            assert (await api.buffers())["bufferedMessages"] == 40
             await trio.to_thread.run_sync(own_cluster.start)
             await wait_drained(api)
             messages = await take_messages(api, "q")
@@ -109,7 +104,7 @@ async def test_maintenance_outlives_a_restart(broker: LiveBroker) -> None:
         assert await trio.to_thread.run_sync(broker.stop) == 0
         await trio.to_thread.run_sync(broker.restart)
         async with open_api(broker) as api:
-            assert (await buffers(api))["bufferedMessages"] == 2
+            assert (await api.buffers())["bufferedMessages"] == 2
             assert statuses(await api.push("q", 3)) == {"buffered"}
             assert await api.pop("q") is None
             await switch(api, enabled=False)
@@ -210,7 +205,7 @@ async def test_an_ambiguous_commit_lands_once(
             messages = await take_messages(api, "q")
             assert [m["data"] for m in messages] == [0, 1, 2]
             assert messages[1]["id"] == results[0]["message_id"]
-            assert (await buffers(api))["bufferStats"]["quarantinedRecords"] == 0
+            assert (await api.buffers())["bufferStats"]["quarantinedRecords"] == 0
 
 
 async def test_what_repeats_a_message_inside_the_window_is_dropped(broker: LiveBroker) -> None:
@@ -233,7 +228,7 @@ async def test_what_repeats_a_message_inside_the_window_is_dropped(broker: LiveB
 
 async def test_a_second_broker_is_refused(broker: LiveBroker, settings: ConnectionSettings) -> None:
     async with open_api(broker) as api:
-        directory = (await buffers(api))["bufferStats"]["directory"]
+        directory = (await api.buffers())["bufferStats"]["directory"]
     second = LiveBroker(postgres_environment(settings) | {"FILE_BUFFER_DIR": directory})
     await trio.to_thread.run_sync(second.launch)
     assert await trio.to_thread.run_sync(second.wait) == 1
@@ -255,14 +250,14 @@ async def test_a_full_spool_refuses_and_says_so(settings: ConnectionSettings) ->
             )
             assert [r["status"] for r in results] == ["failed", "buffered"]
             assert "the spool is full (FILE_BUFFER_MAX_BYTES is 1048576)" in results[0]["error"]
-            assert not (await buffers(api))["bufferHealthy"]
+            assert not (await api.buffers())["bufferHealthy"]
             body = {"items": [{"queue": "q", "payload": "w" * 700_000}]}
             response = await api.http.post("/api/v1/push", json=body)
             assert response.status_code == 500
             assert "the spool is full" in response.json()["error"]
             await switch(api, enabled=False)
             await wait_drained(api)
-            assert (await buffers(api))["bufferHealthy"]
+            assert (await api.buffers())["bufferHealthy"]
             assert {len(m["data"]) for m in await take_messages(api, "q")} == {700_000, 1}
 
 
@@ -273,7 +268,7 @@ async def test_pushes_work_without_a_spool(settings: ConnectionSettings) -> None
         assert warning["level"] == "warning"
         async with open_api(broker) as api:
             assert statuses(await api.push("q", 1)) == {"queued"}
-            stats = await buffers(api)
+            stats = await api.buffers()
             assert not stats["bufferHealthy"]
             assert "Not a directory" in stats["bufferStats"]["error"]
             await switch(api, enabled=True)
@@ -291,7 +286,7 @@ async def test_payloads_are_encrypted_in_the_spool(settings: ConnectionSettings)
             await switch(api, enabled=True)
             for queue in ("sealed", "plain"):
                 assert statuses(await api.push(queue, {"secret": "hush"})) == {"buffered"}
-            stats = (await buffers(api))["bufferStats"]
+            stats = (await api.buffers())["bufferStats"]
             [file] = await trio.Path(stats["directory"]).glob("*.spool")
             assert b"hush" not in await file.read_bytes()
             await switch(api, enabled=False)
@@ -334,7 +329,7 @@ async def test_a_record_refused_for_good_is_kept_for_an_operator(
                 await api.push("q", n, partition=partition)
             await switch(api, enabled=False)
             await wait_drained(api)
-            stats = (await buffers(api))["bufferStats"]
+            stats = (await api.buffers())["bufferStats"]
             assert (stats["quarantinedRecords"], stats["replayedMessages"]) == (1, 3)
             assert broker.wait_event("spool: record quarantined")["partition"] == "bad"
             assert sorted(await take_all(api, "q")) == [0, 2, 3]
@@ -354,4 +349,4 @@ async def test_a_record_refused_for_good_is_kept_for_an_operator(
         async with open_api(broker) as api:
             await wait_drained(api)
             assert await take_all(api, "q") == [1]
-            assert (await buffers(api))["bufferStats"]["quarantinedRecords"] == 0
+            assert (await api.buffers())["bufferStats"]["quarantinedRecords"] == 0

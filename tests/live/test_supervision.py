@@ -27,6 +27,7 @@ from tests.brokers import postgres_environment, running_broker
 from tests.http.api import open_api
 from tests.http.raw import connect
 from tests.live.load import Producer, take_all
+from tests.live.test_prometheus import scrape
 from tests.replicas import free_ports, mesh_environment
 
 if TYPE_CHECKING:
@@ -99,13 +100,7 @@ class Hosted:
         self.ended.set()
 
     async def wait_serving(self) -> None:
-        while True:
-            try:
-                await (await trio.open_tcp_stream("127.0.0.1", self.port)).aclose()
-            except OSError:
-                await trio.sleep(0.01)
-            else:
-                return
+        await wait_listening(self.port)
 
 
 @asynccontextmanager
@@ -132,13 +127,7 @@ def environment(settings: ConnectionSettings, tmp_path: Path) -> dict[str, str]:
 
 async def restarts(api: Api, nursery: str) -> float:
     """What Prometheus is told."""
-    text = (await api.http.get("/metrics/prometheus")).text
-    [line] = [
-        line
-        for line in text.splitlines()
-        if line.startswith("queen_nursery_restarts_total") and f'"{nursery}"' in line
-    ]
-    return float(line.split()[-1])
+    return (await scrape(api))["queen_nursery_restarts_total", nursery]
 
 
 @pytest.mark.parametrize("name", ["mesh", "jobs"])
@@ -192,18 +181,8 @@ async def wait_listening(port: int) -> None:
 
 async def wait_runs(api: Api) -> None:
     """Block until the restarted jobs run."""
-
-    async def runs() -> float:
-        text = (await api.http.get("/metrics/prometheus")).text
-        [line] = [
-            line
-            for line in text.splitlines()
-            if line.startswith("queen_job_runs_total") and '"retention"' in line
-        ]
-        return float(line.split()[-1])
-
-    before = await runs()
-    while await runs() == before:
+    before = (await counts(api, "runs"))["retention"]
+    while (await counts(api, "runs"))["retention"] == before:
         await trio.sleep(0.02)
 
 
@@ -328,14 +307,6 @@ async def cancelled_at(step: int, run: Callable[[], Awaitable[None]]) -> bool:
     return scope.cancel_called
 
 
-def locks(cluster: Cluster, database: str) -> int:
-    [[count]] = cluster.execute(
-        "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
-        f"WHERE locktype = 'advisory' AND datname = '{database}'"
-    )
-    return int(count)
-
-
 async def spooled(broker: Broker, queue: str, count: int) -> None:
     broker.maintenance.set(Switch.PUSH, enabled=True)
     for n in range(count):
@@ -363,7 +334,7 @@ async def test_each_job_ends_cleanly_at_each_of_its_awaits(
                     if not await cancelled_at(step, job.run):
                         break
                     assert pool.statistics().in_use == 0, (job.name, step)
-                    while locks(cluster, database):
+                    while cluster.count_advisory_locks(database):
                         await trio.sleep(0.005)
                     step += 1
                 print(f"{job.name}: cancelled at {step - 1} awaits")
@@ -415,9 +386,6 @@ async def test_a_job_that_raises_leaves_the_others_alone(
 
 
 async def counts(api: Api, what: str) -> dict[str, float]:
-    text = (await api.http.get("/metrics/prometheus")).text
-    return {
-        line.split('"')[1]: float(line.split()[-1])
-        for line in text.splitlines()
-        if line.startswith(f"queen_job_{what}_total{{")
-    }
+    """Of each job, by its name."""
+    samples = (await scrape(api)).samples
+    return {key[1]: n for key, n in samples.items() if key[0] == f"queen_job_{what}_total"}

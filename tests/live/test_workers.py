@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,15 +50,6 @@ def environment(settings: ConnectionSettings, **more: str) -> Mapping[str, str]:
 def workers(settings: ConnectionSettings) -> Iterator[LiveWorkers]:
     with running_workers(environment(settings, **NO_PROBES)) as workers:
         yield workers
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that the account of an embedded server can pass through."""
-    path = Path(tempfile.mkdtemp(prefix="qt-", dir="/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path)
 
 
 async def send_pop(connection: RawConnection, queue: str) -> None:
@@ -116,7 +105,7 @@ async def test_metrics_of_any_worker_are_those_of_the_host(workers: LiveWorkers)
             metrics = await api.metrics()
             assert metrics["pool"]["size"] == 13
             assert [worker["worker"] for worker in metrics["workers"]] == [0, 1]
-            buffers = (await api.http.get("/api/v1/status/buffers")).json()
+            buffers = await api.buffers()
             ids = [worker["bufferStats"]["serverId"] for worker in buffers["workers"]]
             assert ids == LiveWorkers.server_ids
             assert buffers["bufferHealthy"] is True
@@ -157,10 +146,7 @@ async def test_kill_9_of_one_costs_its_own_connections_only(workers: LiveWorkers
                     nursery.start_soon(produce)
                 for _ in range(2):
                     await producer.wait_queued(len(producer.queued) + 200)
-                    os.kill(workers.pids()[0], signal.SIGKILL)
-                    serving = len(listening(workers))
-                    while len(listening(workers)) == serving:
-                        await trio.sleep(0.02)
+                    await replaced(workers, 0, signal.SIGKILL)
                 await producer.wait_queued(len(producer.queued) + 200)
                 stopping.set()
                 producer.stop()
@@ -185,6 +171,14 @@ def listening(workers: LiveWorkers) -> list[object]:
     return [event for event in list(workers.events) if event["event"] == "listening"]
 
 
+async def replaced(workers: LiveWorkers, index: int, number: signal.Signals) -> None:
+    """Send a worker this signal, and block until the one in its place serves."""
+    serving = len(listening(workers))
+    os.kill(workers.pids()[index], number)
+    while len(listening(workers)) == serving:
+        await trio.sleep(0.02)
+
+
 async def test_a_rolling_restart_loses_no_request(workers: LiveWorkers) -> None:
     """New connections all the time: what a restarting worker doesn't take, the other one does."""
     stopping = False
@@ -205,10 +199,7 @@ async def test_a_rolling_restart_loses_no_request(workers: LiveWorkers) -> None:
             for task in range(16):
                 nursery.start_soon(produce, task)
             for index in (0, 1, 0):
-                serving = len(listening(workers))
-                os.kill(workers.pids()[index], signal.SIGTERM)
-                while len(listening(workers)) == serving:
-                    await trio.sleep(0.02)
+                await replaced(workers, index, signal.SIGTERM)
             stopping = True
         async with open_api(workers) as api:
             assert sorted(await take_all(api, "q")) == sorted(numbers)
@@ -286,7 +277,7 @@ async def test_nothing_outlives_a_killed_supervisor(place: Path) -> None:
         await trio.to_thread.run_sync(workers.restart)
         async with open_api(workers) as api:
             assert sorted(await take_all(api, "q")) == list(range(10))
-            buffers = (await api.http.get("/api/v1/status/buffers")).json()
+            buffers = await api.buffers()
             assert [worker["bufferStats"]["directory"] for worker in buffers["workers"]] == [
                 str(place / "queen" / "buffers" / str(index)) for index in range(COUNT)
             ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.brokers import LiveBroker, postgres_environment, running_broker
-from tests.http.api import Api, open_api, unique
+from tests.http.api import Api, open_api
 from tests.servers import running_pgbouncer
 
 if TYPE_CHECKING:
@@ -36,9 +36,3 @@ async def api(pooled_broker: LiveBroker) -> AsyncIterator[Api]:
     """A client of that broker."""
     async with open_api(pooled_broker) as api:
         yield api
-
-
-@pytest.fixture
-def queue() -> str:
-    """The name of a queue that nobody else uses."""
-    return unique()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.brokers import LiveBroker, postgres_environment, running_broker
-from tests.http.api import Api, open_api, unique
+from tests.http.api import Api, open_api
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -28,9 +28,3 @@ async def api(scanning_broker: LiveBroker) -> AsyncIterator[Api]:
     """A client of that broker."""
     async with open_api(scanning_broker) as api:
         yield api
-
-
-@pytest.fixture
-def queue() -> str:
-    """The name of a queue that nobody else uses."""
-    return unique()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import subprocess
 import sys
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -19,9 +17,6 @@ from queen_trio.cli import exit_code
 from queen_trio.config import Config, load, reference_page
 from queen_trio.errors import SchemaError
 from queen_trio.log import LogLevel, configure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BARE = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
@@ -82,15 +77,10 @@ def test_an_unknown_command_ends_with_2() -> None:
 
 
 @pytest.fixture
-def logged() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def logged(logging_as_before: None) -> io.StringIO:
     stream = io.StringIO()
     configure(level=LogLevel.INFO, json=True, stream=stream)
-    yield stream
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    return stream
 
 
 def test_the_exit_code_is_what_the_broker_returns() -> None:

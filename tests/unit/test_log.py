@@ -6,25 +6,13 @@ import io
 import json
 import logging
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 
 from queen_trio.log import LogLevel, configure
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 def lines(*, json: bool, level: LogLevel = LogLevel.INFO) -> io.StringIO:

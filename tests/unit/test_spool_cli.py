@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import TYPE_CHECKING
 
 import pytest
-import structlog
 from click.testing import CliRunner, Result
 
 from queen_trio.cli import main
@@ -15,19 +13,10 @@ from queen_trio.spool import SpoolRecord, open_spool
 from queen_trio.spool.directory import SpoolDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """The command line configures logging: in this process, so for the tests to come too."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 @pytest.fixture

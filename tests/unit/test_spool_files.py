@@ -118,13 +118,20 @@ async def test_a_torn_record_is_cut_off(tmp_path: Path) -> None:
         assert spool.statistics().quarantined == 0
 
 
-async def test_a_damaged_record_is_kept_for_later(tmp_path: Path) -> None:
+async def damaged_file(tmp_path: Path) -> Path:
+    """A file of the records 0 to 2, of which 1 was changed on the disk."""
     async with open_spool(tmp_path, PLENTY) as spool:
         await spool.append([record(n) for n in range(3)])
     [name] = files(tmp_path)
-    data = bytearray((tmp_path / name).read_bytes())
+    path = tmp_path / name
+    data = bytearray(path.read_bytes())
     data[len(encode(record(0))) + 30] ^= 1
-    (tmp_path / name).write_bytes(data)
+    path.write_bytes(data)
+    return path
+
+
+async def test_a_damaged_record_is_kept_for_later(tmp_path: Path) -> None:
+    await damaged_file(tmp_path)
     async with open_spool(tmp_path, PLENTY) as spool:
         assert await take_all(spool) == [0, 2]
         assert spool.statistics().quarantined == 1
@@ -470,16 +477,12 @@ async def test_a_record_that_cannot_be_set_aside_keeps_its_file(tmp_path: Path) 
 
 async def test_damage_that_cannot_be_set_aside_keeps_the_file(tmp_path: Path) -> None:
     """Neither it nor what is around it may get lost meanwhile."""
-    async with open_spool(tmp_path, PLENTY) as spool:
-        await spool.append([record(n) for n in range(3)])
-    [name] = files(tmp_path)
-    data = bytearray((tmp_path / name).read_bytes())
-    data[len(encode(record(0))) + 30] ^= 1
-    (tmp_path / name).write_bytes(data)
+    path = await damaged_file(tmp_path)
+    data = path.read_bytes()
     async with open_spool(tmp_path, PLENTY) as spool:
         (tmp_path / "failed").rmdir()
         assert await take_all(spool) == [0, 2]
-        assert (tmp_path / name).read_bytes() == data
+        assert path.read_bytes() == data
         assert spool.statistics().quarantined == 0
         (tmp_path / "failed").mkdir()
         assert await take_all(spool) == []
