@@ -49,6 +49,7 @@ bench-peers: $(VENV)/dev $(PEERS)/ready ## Measure us beside other queues, and p
 		--rounds $(ROUNDS) --extra 2 --seconds 5 --backlog 100000 --samples 250 \
 		--polls 10000 --idle-seconds 20 --partitions 100000
 
+bench-memory: MINUTES = 30
 bench-memory: $(VENV)/dev ## Push and drain for long, and watch the broker's memory (MINUTES=30)
 	$(BIN)/python -m bench --systems queen-trio --workloads i --rounds 1 --minutes $(MINUTES) \
 		--backlog 200000
