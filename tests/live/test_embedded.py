@@ -88,8 +88,9 @@ async def test_a_server_that_does_not_stop_is_killed_in_time(place: Path) -> Non
         took = time.monotonic() - started
         print(f"SIGTERM to exit with a PostgreSQL that doesn't stop: {took:.2f} s")
         assert took < 5
-        assert servers_in(place) == []
-        assert not any(is_running(process) for process in stuck.values())
+        await wait_no_server(place)
+        while any(is_running(process) for process in stuck.values()):
+            await trio.sleep(0.001)  # they were killed: the kernel takes them off its list
         await trio.to_thread.run_sync(broker.restart)
         async with open_api(broker) as api:
             assert data(await api.pop("q", autoAck=True)) == [1]
