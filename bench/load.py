@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import random
 from enum import StrEnum
-from typing import Final
+from itertools import cycle
+from typing import TYPE_CHECKING, Final
 
 from attrs import asdict, field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAD: Final = "".join(random.Random(7).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=200))
 # Limit of a load that ends by its time alone.
@@ -66,6 +70,17 @@ class Load:
     @classmethod
     def loads(cls, text: str) -> Load:
         return cls(**json.loads(text))
+
+
+def walk(load: Load, index: int) -> Iterator[int]:
+    """The partitions that connection `index` of this load pushes into, one after another, for ever.
+
+    Each connection goes through all in the same random order, from a place of its own.
+    """
+    partitions = list(range(load.partitions))
+    random.Random(7).shuffle(partitions)
+    begin = random.Random(load.first + index).randrange(load.partitions)
+    return cycle(partitions[begin:] + partitions[:begin])
 
 
 @frozen(kw_only=True)

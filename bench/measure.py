@@ -115,7 +115,7 @@ class Clients:
             async with _open_clients(self.python, [load]) as [client]:
                 await client.ready()
                 await client.go()
-                return Outcome.loads(await client.line()).version
+                return (await client.outcome()).version
 
     async def run(
         self,
@@ -159,7 +159,7 @@ async def _measure(
     idle = begun.since(resting)
     for client in clients:
         await client.go()
-    outcomes = [Outcome.loads(await client.line()) for client in clients]
+    outcomes = [await client.outcome() for client in clients]
     used = site.used().since(begun)
     latencies = sorted(value for outcome in outcomes for value in outcome.latencies)
     return Sample(
@@ -236,6 +236,13 @@ class _Client:
     async def go(self) -> None:
         assert self.process.stdin is not None
         await self.process.stdin.send_all(b"GO\n")
+
+    async def outcome(self) -> Outcome:
+        """Wait for its report. Whatever else a driver prints is a failure that it hides."""
+        line = await self.line()
+        if not line.startswith("{"):
+            raise RuntimeError(f"a client printed {line!r}")
+        return Outcome.loads(line)
 
     async def leave(self) -> None:
         """Let it end, after it has reported."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from bench.peers import OURS
+from bench.peers import OFFICIAL, OURS
 from bench.workloads import WORKLOADS, Trial
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Results:
 
     @property
     def ours_failed(self) -> bool:
-        return any(peer == OURS for _, peer in self.failures)
+        return any(peer in (OURS, OFFICIAL) for _, peer in self.failures)
 
 
 @attrs.frozen

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from bench.broker import open_broker, open_pair
 from bench.measure import Site
-from bench.peers import FLOOR, OURS
+from bench.peers import FLOOR, OFFICIAL, OURS
 from bench.processes import HOST, free_ports, open_process, wait_listening
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class System:
 
 
 @asynccontextmanager
-async def _open_queen(place: Place, setup: Setup) -> AsyncIterator[Site]:
-    postgres, name = place.postgres, OURS
+async def _open_queen(name: str, place: Place, setup: Setup) -> AsyncIterator[Site]:
+    postgres = place.postgres
     directory = place.directory(name)
     async with postgres.open_database(name):
         if setup is Setup.MESH:
@@ -262,6 +262,14 @@ SYSTEMS: Final = {
             ("redis", "hiredis"),
             ("redis-server",),
         ),
-        System(OURS, "default settings; acks of whole batches, confirmed", _open_queen),
+        System(
+            OURS, "default settings; acks of whole batches, confirmed", partial(_open_queen, OURS)
+        ),
+        System(
+            OFFICIAL,
+            "the same broker and calls, by the official Python client with its defaults",
+            partial(_open_queen, OFFICIAL),
+            ("queen",),
+        ),
     )
 }

@@ -13,7 +13,7 @@ import trio
 
 from bench.load import Load, Work
 from bench.measure import Clients, Sample, Site, WrongCount
-from bench.peers import FLOOR, OURS
+from bench.peers import FLOOR, OFFICIAL, OURS
 from bench.processes import HOST
 from bench.systems import Setup
 
@@ -90,7 +90,7 @@ class Trial:
 
     async def stored(self) -> int | None:
         """How many messages the system says that it holds in this queue; None: we don't ask it."""
-        if self.peer == OURS:
+        if self.peer in (OURS, OFFICIAL):
             return await trio.to_thread.run_sync(_stored_in_broker, self.site.address, self.queue)
         if self.peer == FLOOR:
             return await trio.to_thread.run_sync(_stored_in_table, self.site.address)

@@ -2,7 +2,7 @@
 
 A module connects as a user of that system would, by its own driver. It must not start servers (that
 is `bench.systems`) nor measure (that is `bench.client`), and imports nothing of another peer's.
-Read next: peer.py (what each must offer), queen.py (ours), pg_raw.py (the floor).
+Read next: peer.py (what each must offer), queen.py and queen_client.py (ours), pg_raw.py (floor).
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from bench.peers.peer import Peer
 
 OURS: Final = "queen-trio"
+# The same broker, loaded by the client that its users have.
+OFFICIAL: Final = "queen-trio-client"
 FLOOR: Final = "pg-raw"
 
 # Names, so that a client imports only the driver that it needs.
 _CLASSES: Final = {
     OURS: ("queen", "Queen"),
+    OFFICIAL: ("queen_client", "QueenClient"),
     FLOOR: ("pg_raw", "PgRaw"),
     "pgmq": ("pgmq", "Pgmq"),
     "pgmq-notify": ("pgmq", "PgmqNotify"),

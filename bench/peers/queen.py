@@ -1,18 +1,18 @@
 """Our broker, over HTTP/1.1 keep-alive connections: an asyncio protocol and bytes.
 
 The load must cost little beside what it measures, as it does for peers whose drivers are written in
-C, so there is no client library in between. What it leaves out is generality, not work: every
-answer is checked, every payload decoded, every message acknowledged and that confirmed.
+C, so there is no client library in between (queen_client.py has it). What it leaves out is
+generality, not work: every answer is checked, every payload decoded, every message acknowledged and
+that confirmed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from bench.load import payload
+from bench.load import payload, walk
 from bench.peers.peer import Peer
 
 if TYPE_CHECKING:
@@ -93,10 +93,7 @@ class BrokerConnection:
     def __init__(self, http: Http, load: Load, index: int) -> None:
         self._http = http
         self._queue = load.queue
-        # Each connection walks through all partitions in one random order, from a place of its own.
-        self._partitions = list(range(load.partitions))
-        random.Random(7).shuffle(self._partitions)
-        self._lane = random.Random(load.first + index).randrange(load.partitions)
+        self._partitions = walk(load, index)
         self._pop = f"/api/v1/pop/queue/{self._queue}?autoAck=false&wait=true"
         self._group = f"g{index % load.groups}" if load.groups else None
         if self._group is not None:
@@ -104,8 +101,7 @@ class BrokerConnection:
 
     async def push(self, numbers: Sequence[int]) -> None:
         """Push messages into the next partition; return once the broker has confirmed them."""
-        self._lane = (self._lane + 1) % len(self._partitions)
-        item = f'{{"queue":"{self._queue}","partition":"p{self._partitions[self._lane]}","payload":'
+        item = f'{{"queue":"{self._queue}","partition":"p{next(self._partitions)}","payload":'
         items = f"}},{item}".join([payload(number) for number in numbers])
         await self._push(f'{{"items":[{item}{items}}}]}}', len(numbers))
 

@@ -6,6 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +19,8 @@ import trio
 from bench import bars
 from bench.load import Load, Outcome, Work
 from bench.machine import Machine
-from bench.measure import Sample
-from bench.peers import FLOOR, OURS
+from bench.measure import Clients, Sample, Site
+from bench.peers import FLOOR, OFFICIAL, OURS
 from bench.report import Report
 from bench.results import Plan, Results
 from bench.systems import SYSTEMS
@@ -55,7 +58,8 @@ def bench(scratch: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_workload_is_measured_and_has_its_rows(scratch: Path, tmp_path: Path) -> None:
     details = tmp_path / "details.json"
-    ran = bench(scratch, *TINY, "--workloads", "all", "--json", str(details))
+    names = f"{FLOOR},{OURS},{OFFICIAL}"
+    ran = bench(scratch, *TINY, "--systems", names, "--workloads", "all", "--json", str(details))
     assert ran.returncode == 0, ran.stderr
     assert not scratch.exists()
 
@@ -63,13 +67,14 @@ def test_every_workload_is_measured_and_has_its_rows(scratch: Path, tmp_path: Pa
     assert "cores" in lines[0]
     assert "fsync and synchronous_commit on" in lines[1]
     assert lines[-1].startswith("Counts and sums are right")
-    systems = [line.split()[0] for line in lines if line.startswith((f"{FLOOR} ", f"{OURS} "))]
-    assert systems == [FLOOR, OURS] * 4 + [OURS] * 9
+    rows_of = tuple(f"{name} " for name in (FLOOR, OURS, OFFICIAL))
+    systems = [line.split()[0] for line in lines if line.startswith(rows_of)]
+    assert systems == [FLOOR, OURS, OFFICIAL] * 4 + [OURS] * 9
 
     document = json.loads(details.read_text())
     rows = document["rows"]
     assert [row["workload"] for row in rows] == [
-        *"aabbccddeif",
+        *"aaabbbcccdddeif",
         *("gb", "gc", "d2", "wa", "wb", "wc"),
     ]
     samples = {}
@@ -79,12 +84,13 @@ def test_every_workload_is_measured_and_has_its_rows(scratch: Path, tmp_path: Pa
         assert 0 < sample["p50_ms"] <= sample["p99_ms"]
         assert row["rate"] == pytest.approx(sample["count"] / sample["seconds"])
         samples[row["workload"], row["system"]] = sample
-    assert samples["c", OURS]["count"] == 1000
+    assert samples["c", OURS]["count"] == samples["c", OFFICIAL]["count"] == 1000
     assert samples["e", OURS]["count"] == 5 * 1000
     assert samples["f", OURS]["count"] == 20
     # CPU is charged to whom it belongs: no broker takes part in the floor.
     assert samples["a", OURS]["broker_cpu"] > 0
     assert samples["a", FLOOR]["broker_cpu"] == 0
+    assert samples["a", OFFICIAL]["broker_cpu"] > 0
     # Every bar is listed; those that need no other system than these have a ratio.
     assert {bar["work"] for bar in document["bars"]} == set("abcdefghi+")
     assert {bar["work"] for bar in document["bars"] if bar["ratio"] is not None} == set("bdefghi+")
@@ -157,11 +163,17 @@ def test_loads_and_outcomes_cross_a_pipe() -> None:
     assert Outcome.loads(outcome.dumps()) == outcome
 
 
-def sample(*, count: int = 1000, machine_cpu: float = 1.0, p50_ms: float = 1.0) -> Sample:
+def sample(
+    *,
+    count: int = 1000,
+    machine_cpu: float = 1.0,
+    p50_ms: float = 1.0,
+    broker_cpu: float = 0.4,
+) -> Sample:
     """A second in which so many messages took 0.9 s of CPU of ours."""
     return Sample(
         count=count, total=0, unmeasured=0, is_late=False, seconds=1.0, elapsed=1.0,
-        p50_ms=p50_ms, p99_ms=2.0, client_cpu=0.3, broker_cpu=0.4, postgres_cpu=0.2,
+        p50_ms=p50_ms, p99_ms=2.0, client_cpu=0.3, broker_cpu=broker_cpu, postgres_cpu=0.2,
         machine_cpu=machine_cpu, broker_rss_mib=50.0, broker_pss_mib=45.0, postgres_pss_mib=80.0,
         grown_mib=0.0, idle_broker_cores=0.0, idle_postgres_cores=0.0, idle_other_cores=0.0,
     )  # fmt: skip
@@ -210,3 +222,70 @@ def test_latency_has_a_bar_from_above() -> None:
     taken = results({("d", OURS): [sample(p50_ms=1.5)], ("d", FLOOR): [sample(p50_ms=1.0)]})
     p50, p99 = [bar for bar in bars.bars(taken) if bar.ratio is not None]
     assert (p50.verdict(), p99.verdict()) == ("MISSED by 7%", "met")
+
+
+def test_the_broker_is_compared_with_the_client_that_users_have() -> None:
+    """Each with the CPU of its own run; the lean load's is shown beside, and is no bar."""
+    quick, slow, lean = sample(broker_cpu=0.2), sample(broker_cpu=0.6), sample(count=3000)
+    taken = results(
+        {("a", OFFICIAL): [slow], ("b", OFFICIAL): [quick], ("c", OFFICIAL): [slow]}
+        | {(work, OURS): [lean] for work in "abc"}
+    )
+    found = [bar for bar in bars.bars(taken) if bar.work == "h"]
+    assert [(bar.against, bar.verdict()) for bar in found] == [
+        ("of the official client", "shown"),
+        ("of the official client", "met"),
+        ("of the official client", "MISSED by 100%"),
+        *[("of the lean client", "shown")] * 3,
+    ]
+    assert [bar.ours for bar in found] == pytest.approx([600, 200, 600] + [400 / 3] * 3)
+    assert [bar.other for bar in found] == pytest.approx([300] * 3 + [100] * 3)
+
+
+def test_without_the_official_client_its_bars_are_not_measured() -> None:
+    taken = results({("b", OURS): [sample()]})
+    verdicts = [bar.verdict() for bar in bars.bars(taken) if bar.work == "h"]
+    assert verdicts == ["not measured"] * 4 + ["shown", "not measured"]
+
+
+def test_our_broker_is_no_peer_of_itself() -> None:
+    """By the official client neither: the fastest of the others is somebody else's."""
+    taken = results(
+        {
+            ("b", OURS): [sample(count=3000)],
+            ("b", OFFICIAL): [sample(count=2000)],
+            ("b", "nats"): [sample(count=1000)],
+        }
+    )
+    [best] = [bar for bar in bars.bars(taken) if bar.against.startswith("best")]
+    assert best.against == "best: nats"
+    taken.failures["b", "nats"] = "theirs"
+    assert not taken.ours_failed
+    taken.failures["b", OFFICIAL] = "ours"
+    assert taken.ours_failed
+
+
+class _Failing(BaseHTTPRequestHandler):
+    """A broker that is well but for its pops."""
+
+    def do_GET(self) -> None:
+        is_pop = self.path.startswith("/api/v1/pop")
+        self.send_response(HTTPStatus.BAD_REQUEST if is_pop else HTTPStatus.NO_CONTENT)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+async def test_a_pop_that_fails_is_not_taken_for_an_empty_queue() -> None:
+    """The official client returns nothing for both."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Failing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        load = Load(
+            peer=OFFICIAL, work=Work.DRAIN, address=str(server.server_port), queue="q", seconds=5
+        )
+        with pytest.raises(RuntimeError, match="Pop failed"):
+            await Clients(python=Path(sys.executable)).run(Site(address=load.address), [load])
+    finally:
+        server.shutdown()
+        server.server_close()
