@@ -64,7 +64,7 @@ async def test_a_crash_loop_backs_off_and_is_counted(autojump_clock: MockClock) 
 
 
 async def test_a_minute_of_health_forgives(autojump_clock: MockClock) -> None:
-    lives = [0.1] * 6 + [HEALTHY_SECONDS, 0.1]
+    lives = [0.1] * 6 + [HEALTHY_SECONDS + 1, 0.1]  # the clock's sums are inexact
     patient = Patient(*lives)
     await supervised(patient)
     *_, before, after, next_one = pauses(patient, lives)
