@@ -70,7 +70,8 @@ END $$;
 -- hashes, blob. p_verified narrows the dedup probe: "none of these hashes occurs at or below this offset of
 -- the partition p_verified_in among the messages created since p_verified_since". Where that doesn't fit
 -- (another partition, a window that reaches further back) it counts as -1 and the whole window is probed.
--- The largest bigint says so of every partition: ids that the broker has just made up.
+-- The largest bigint says so of every partition: ids that the broker has just made up. Where all are such,
+-- the two others may be NULL.
 -- p_sealed says whether the payloads of a segment are encrypted (NULL: none are). Where that isn't what
 -- the queue wants now, QT002 refuses the whole bundle: the broker's memory of the queue is stale.
 --
@@ -95,7 +96,9 @@ DECLARE
     v_dirty   integer[] := ARRAY[]::integer[];  -- segments with duplicates
     v_now     timestamptz;
     v_seg     record;
+    v_id      uuid;
     v_from    bigint;
+    v_to      bigint;
 BEGIN
     IF v_n IS DISTINCT FROM cardinality(p_partitions)
        OR v_n IS DISTINCT FROM cardinality(p_counts)
@@ -103,10 +106,34 @@ BEGIN
        OR v_n IS DISTINCT FROM cardinality(p_hashes)
        OR v_n IS DISTINCT FROM cardinality(p_blobs)
        OR v_n IS DISTINCT FROM coalesce(cardinality(p_sealed), v_n)
-       OR v_n IS DISTINCT FROM cardinality(p_verified_in)
        OR v_n IS DISTINCT FROM cardinality(p_verified)
-       OR v_n IS DISTINCT FROM cardinality(p_verified_since) THEN
+       OR v_n IS DISTINCT FROM coalesce(cardinality(p_verified_in), v_n)
+       OR v_n IS DISTINCT FROM coalesce(cardinality(p_verified_since), v_n) THEN
         RAISE EXCEPTION 'push_v1: the arrays of a bundle do not fit together' USING ERRCODE = '22023';
+    END IF;
+
+    -- One segment for a partition that is not empty, and nothing to probe: the update locks it.
+    IF v_n = 1 AND p_verified[1] = 9223372036854775807 THEN
+        UPDATE queen.log_partitions p
+           SET last_offset = p.last_offset + p_counts[1],
+               last_created_at = greatest(clock_timestamp(), p.last_created_at),
+               last_write_at = CASE WHEN p.last_write_at < clock_timestamp() - interval '1 second'
+                                    THEN clock_timestamp() ELSE p.last_write_at END
+          FROM queen.queues q
+         WHERE q.tenant_id = p_tenant AND q.name = p_queues[1] AND p.queue_id = q.id AND p.name = p_partitions[1]
+           AND q.encryption_enabled = coalesce(p_sealed[1], false)
+           AND p.oldest_live_at IS NOT NULL AND p.oldest_txn_at IS NOT NULL
+     RETURNING p.id, p.last_offset, p.last_created_at INTO v_id, v_to, v_now;
+        IF FOUND THEN
+            v_from := v_to - p_counts[1] + 1;
+            INSERT INTO queen.log_segments (partition_id, base_offset, end_offset, raw_bytes, created_at, blob)
+            VALUES (v_id, v_from, v_to, p_raw_bytes[1], v_now, p_blobs[1]);
+            INSERT INTO queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
+            VALUES (v_id, v_from, v_to, v_now, p_hashes[1]);
+            ord := 1; partition_id := v_id; base_offset := v_from; created_at := v_now;
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
 
     -- As lock_partitions_v1, in one statement that also reads what the rest needs.

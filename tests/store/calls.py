@@ -183,6 +183,7 @@ class Log:
     def __init__(self, runner: Pooled | OneConnection | Direct) -> None:
         self.store = Store(runner)  # type: ignore[arg-type]
         self.execute = runner.execute
+        self.verified: int | None = None  # for all that is pushed, whatever it says itself
 
     async def push_bundle(self, *parts: Part) -> list[PushRow]:
         """Commit one segment for each part; the rows come back in the order of the parts."""
@@ -194,7 +195,7 @@ class Log:
             [size for _, size in encoded],
             [b"".join(map(hash_of, part.ids)) for part in parts],
             [blob for blob, _ in encoded],
-            [part.verified for part in parts],
+            [part.verified if self.verified is None else self.verified for part in parts],
             [part.verified_in for part in parts],
             [part.verified_since for part in parts],
         )
