@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -16,6 +18,7 @@ from queen_trio.backoff import Backoff
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from .peer import Peer
 
@@ -139,7 +142,7 @@ class Dialer:
     async def _send(self, stream: trio.abc.Stream) -> None:
         while True:
             frames = [_HEARTBEAT]
-            with trio.move_on_after(self.heartbeat_seconds):
+            with trio.move_on_after(self.heartbeat_seconds), self._written_at_once(stream):
                 frames = [await self.peer.wait_frame(), *self.peer.take_nowait(WRITE_BYTES)]
             try:
                 await _write(stream, b"".join(frames))
@@ -147,6 +150,20 @@ class Dialer:
                 self.peer.dropped += len(frames)
                 raise
             self.peer.sent += len(frames)
+
+    def _written_at_once(self, stream: trio.abc.Stream) -> AbstractContextManager[None]:
+        """Let frames skip the queue while it is empty; not those of TLS, which has one writer."""
+        if not isinstance(stream, trio.SocketStream):
+            return nullcontext()
+        descriptor = stream.socket.fileno()
+
+        def write_nowait(frame: bytes) -> bytes:
+            try:
+                return frame[os.write(descriptor, frame) :]
+            except OSError:  # full, or broken, of which the queue's writer makes something
+                return frame
+
+        return self.peer.written_at_once(write_nowait)
 
 
 async def _write(stream: trio.abc.Stream, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -50,21 +51,24 @@ class MeshHints:
     _messages: dict[Key, None] = field(factory=dict)
     _marks: dict[tuple[Key, str], None] = field(factory=dict)
     _gathered: trio.Event = field(factory=trio.Event)
+    _flush_at: float = -inf
 
     def messages_available(self, keys: Iterable[Key]) -> None:
         if self._worthwhile():
             self._messages.update(dict.fromkeys(keys))
-            self._gathered.set()
+            self._flush_soon()
 
     def claims_available(self, keys: Iterable[Key], group: str) -> None:
-        keys = tuple(keys)
-        self.leases_ended(keys, group)
-        self.messages_available(keys)
+        if self._worthwhile():
+            keys = tuple(keys)
+            self._marks.update(dict.fromkeys((key, group) for key in keys))
+            self._messages.update(dict.fromkeys(keys))
+            self._flush_soon()
 
     def leases_ended(self, keys: Iterable[Key], group: str) -> None:
         if self._worthwhile():
             self._marks.update(dict.fromkeys((key, group) for key in keys))
-            self._gathered.set()
+            self._flush_soon()
 
     def queue_changed(self, queue: str) -> None:
         self._send(QueueConfigSet(queue, self.tenant))
@@ -83,8 +87,14 @@ class MeshHints:
         while True:
             await self._gathered.wait()
             self._gathered = trio.Event()
+            await trio.sleep_until(self._flush_at)
             self._flush()
-            await trio.sleep(TICK_SECONDS)
+
+    def _flush_soon(self) -> None:
+        if trio.current_time() >= self._flush_at:
+            self._flush()
+        else:
+            self._gathered.set()
 
     def _worthwhile(self) -> bool:
         """Whether to gather it: a peer that is down gets nothing, not even later."""
@@ -97,6 +107,7 @@ class MeshHints:
         return False
 
     def _flush(self) -> None:
+        self._flush_at = trio.current_time() + TICK_SECONDS
         # Marks first: a wake makes its receiver look at what they name.
         pending, self._marks = list(self._marks), {}
         for start in range(0, len(pending), BATCH_ITEMS):

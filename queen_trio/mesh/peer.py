@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import trio
 from attrs import define, field
 
 from queen_trio.model.mesh import PeerStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # Per peer (seeds, "Loss is designed in"): a peer that is so many frames behind is not worth more.
 QUEUE_FRAMES: Final = 1024
@@ -25,6 +29,8 @@ class Peer:
     dropped: int = 0
     # This entry leads back to ourselves (spec 8.29): it is not dialled again.
     is_self: bool = False
+    # Writes a frame and returns what the kernel didn't take; None while others have to go first.
+    _write_nowait: Callable[[bytes], bytes] | None = None
     _send: trio.MemorySendChannel[bytes] = field(init=False)
     _receive: trio.MemoryReceiveChannel[bytes] = field(init=False)
 
@@ -37,8 +43,17 @@ class Peer:
         return f"{self.host}:{self.port}"
 
     def send_nowait(self, frame: bytes) -> None:
-        """Queue a frame; drop and count it when the link is down or the peer too slow."""
+        """Queue a frame; drop and count it when the link is down or the peer too slow.
+
+        Where nothing is queued it is written at once: news travels before what else is to be done.
+        """
         if self.connected:
+            if self._write_nowait is not None:
+                frame = self._write_nowait(frame)
+                if not frame:
+                    self.sent += 1
+                    return
+                self._write_nowait = None
             try:
                 self._send.send_nowait(frame)
             except trio.WouldBlock:
@@ -48,8 +63,17 @@ class Peer:
         self.dropped += 1
 
     async def wait_frame(self) -> bytes:
-        """Wait for a queued frame."""
+        """Wait for a queued frame, or the rest of one."""
         return await self._receive.receive()
+
+    @contextmanager
+    def written_at_once(self, write_nowait: Callable[[bytes], bytes]) -> Iterator[None]:
+        """While this block waits for a frame, write what comes; queue only what isn't taken."""
+        self._write_nowait = write_nowait
+        try:
+            yield
+        finally:
+            self._write_nowait = None
 
     def take_nowait(self, limit_bytes: int) -> list[bytes]:
         """Take queued frames of about `limit_bytes` together, maybe none."""

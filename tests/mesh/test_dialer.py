@@ -89,9 +89,47 @@ async def test_wakes_of_a_moment_travel_together() -> None:
 async def test_too_many_wakes_of_a_moment_are_dropped_and_counted() -> None:
     async with open_peer() as peer, open_node(peer_address(peer)) as node:
         await connected(peer, node)
+        node.mesh.hints.messages_available([("the one that leaves at once", "p")])
         node.mesh.hints.messages_available(("q", str(n)) for n in range(GATHER_ITEMS))
         node.mesh.hints.messages_available([("one too many", "p")])
         assert node.mesh.statistics().messages_dropped == 1
+
+
+async def test_what_comes_first_leaves_at_once_and_in_one_piece_with_its_mark() -> None:
+    """Before the task that says it does anything else; what follows within a tick is gathered."""
+    async with open_peer() as peer, open_node(peer_address(peer)) as node:
+        link = await connected(peer, node)
+        await trio.testing.wait_all_tasks_blocked()
+        [state] = node.mesh.peers
+        node.mesh.hints.claims_available([("q", "p")], "g")
+        assert state.sent == 3  # HELLO, the mark, the wake
+        node.mesh.hints.messages_available([("q", "1")])
+        node.mesh.hints.messages_available([("q", "2")])
+        assert state.sent == 3
+        assert isinstance(await link.receive(), HotlistDirtyBatch)
+        assert await link.receive() == MessageAvailable("q", "p", TENANT)
+        assert isinstance(await link.receive(), MessageAvailableBatch)
+
+
+async def test_what_the_kernel_does_not_take_goes_first_when_it_does() -> None:
+    """A frame may be cut anywhere; the others queue up behind its rest."""
+    async with open_peer(buffer_bytes=4096) as peer, open_node(peer_address(peer)) as node:
+        link = await connected(peer, node)
+        [state] = node.mesh.peers
+        names = [f"{n}{'x' * 4000}" for n in range(QUEUE_FRAMES // 2)]
+        for number, name in enumerate(names):
+            # As long as all is taken, each frame finds the link waiting for it.
+            await trio.testing.wait_all_tasks_blocked()
+            node.mesh.hints.queue_changed(name)
+            if state.sent <= number:
+                break
+        for name in names[number + 1 :]:
+            node.mesh.hints.queue_changed(name)
+        assert state.sent <= number < len(names) - 1, "the kernel has taken all"
+        assert [await link.receive() for _ in names] == [
+            QueueConfigSet(name, TENANT) for name in names
+        ]
+        assert state.dropped == 0
 
 
 async def test_heartbeats_when_there_is_nothing_to_say() -> None:
