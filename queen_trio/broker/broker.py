@@ -147,6 +147,7 @@ async def open_broker(
                 encryption,
                 maintenance,
                 PushBuffer(spool, encryption),
+                wakeups.lead,
                 available,
             ) as pushes,
             open_ack_service(store, hints, deliveries) as acks,

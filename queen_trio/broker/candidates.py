@@ -90,6 +90,13 @@ class Candidates:
         finally:
             self._seedings.pop(ring).set()
 
+    def may_lead(self, key: PopKey, partition: str) -> bool:
+        """Whether a parked pop may ask about this partition before its messages are committed."""
+        if key.partition is not None:
+            return True
+        ring = self._hotlist.find(key.queue or "", key.group)
+        return ring is not None and ring.seeded and ring.may_ask(partition)
+
     def settle(self, ring: Ring, names: Sequence[str], rows: Sequence[PopRow]) -> None:
         """Apply the verdicts of a pop on the candidates it took; one that is gone is empty."""
         now = trio.current_time()

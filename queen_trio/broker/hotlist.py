@@ -180,6 +180,19 @@ class Ring:
             self._in_flight[partition] = _News.NOTHING
         return taken
 
+    def may_ask(self, partition: str) -> bool:
+        """Whether a question about this one would tell anything: nobody asks or waits for it."""
+        return partition not in self._in_flight and partition not in self._deferred
+
+    def take_these(self, partitions: Sequence[str], most: int) -> list[str]:
+        """Take the first of these that are worth it, ready or not; each must get a verdict."""
+        taken = [partition for partition in partitions if self.may_ask(partition)][:most]
+        for partition in taken:
+            self._ready.pop(partition, None)
+            self._doubtful.pop(partition, None)
+            self._in_flight[partition] = _News.NOTHING
+        return taken
+
     def settle(self, partition: str, verdict: Verdict, until: float = inf) -> None:
         """Apply the database's verdict on a taken entry; `until` is when a deferral ends."""
         news = self._in_flight.pop(partition)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .hints import Hints
     from .hotlist import Ring
     from .maintenance import Maintenance
+    from .wakeups import Lead
 
 
 # How late the answer of a parked pop may be when its last look at the database doesn't come back:
@@ -96,7 +97,7 @@ class PopService:
                     self._wakeups.asking(deadline + PATIENCE_SECONDS),
                     suppress(DatabaseUnavailable),
                 ):
-                    claim = await self._claim(request, arrival)
+                    claim = await self._claim(request, arrival, waiter.lead)
                 if claim is not None or self._wakeups.draining:
                     return claim
                 with trio.move_on_at(deadline) as waiting:
@@ -119,14 +120,20 @@ class PopService:
             ((part.queue, part.partition) for part in claim.partitions), claim.group
         )
 
-    async def _claim(self, request: PopRequest, arrival: float) -> Claim | None:
+    async def _claim(
+        self, request: PopRequest, arrival: float, lead: Lead | None = None
+    ) -> Claim | None:
         lease_id = "" if request.auto_ack else self._ids.take(1)[0]
         if self._candidates is not None:
             patience = _patience_seconds(request, arrival)
             ring = await self._candidates.ring_for(request, Elapsed(arrival), patience)
             if ring is not None:
-                return await self._claim_from(ring, self._candidates, request, lease_id, arrival)
-        rows = await self._ask(request, lease_id, arrival, None)
+                return await self._claim_from(
+                    ring, self._candidates, request, lease_id, arrival, lead
+                )
+        rows = await self._ask(request, lease_id, arrival, None, lead)
+        if not rows and lead is not None:  # it has not been told, maybe, of what came meanwhile
+            rows = await self._ask(request, lease_id, arrival, None)
         return self._claim_of(request, lease_id, rows)
 
     async def _claim_from(
@@ -136,13 +143,21 @@ class PopService:
         request: PopRequest,
         lease_id: str,
         arrival: float,
+        lead: Lead | None,
     ) -> Claim | None:
         """Ask about candidates, more in each round, until one gives something or none is left."""
         # Each gives one message at least, so that a batch needs no more of them.
         most = min(request.partitions or request.batch, request.batch)
         last = False
         for _ in range(MAX_ROUNDS):
-            names = ring.take(most)
+            if lead is None:
+                names = ring.take(most)
+            else:
+                names = ring.take_these([partition for _, partition in lead.keys], most)
+                if not names:
+                    lead.end()
+                    lead = None
+                    continue
             if not names and request.timeout is None and not last:
                 # A pop that doesn't wait has no second chance: it looks at what is deferred, too.
                 names = ring.take_deferred(most)
@@ -152,11 +167,12 @@ class PopService:
                     return None
                 break
             try:
-                rows = await self._ask(request, lease_id, arrival, names)
+                rows = await self._ask(request, lease_id, arrival, names, lead)
             except BaseException:
                 candidates.requeue(ring, names)
                 raise
             candidates.settle(ring, names, rows)
+            lead = None
             # Where others have emptied many, few look-ups must find the one that is left.
             most = max(most, min(most * WIDENING, CANDIDATES_AT_ONCE))
             claim = self._claim_of(request, lease_id, [row for row in rows if row.verdict is None])
@@ -169,26 +185,36 @@ class PopService:
         return self._claim_of(request, lease_id, rows)
 
     async def _ask(
-        self, request: PopRequest, lease_id: str, arrival: float, names: Sequence[str] | None
+        self,
+        request: PopRequest,
+        lease_id: str,
+        arrival: float,
+        names: Sequence[str] | None,
+        lead: Lead | None = None,
     ) -> list[PopRow]:
-        return await self._store.pop(
-            request.queue,
-            request.partition,
-            request.namespace,
-            request.task,
-            request.group,
-            request.batch,
-            request.partitions,
-            request.lease_seconds,
-            request.auto_ack,
-            lease_id,
-            request.mode.value,
-            request.since,
-            Elapsed(arrival),
-            self._config.max_bytes,
-            names,
-            patience_seconds=_patience_seconds(request, arrival),
-        )
+        try:
+            return await self._store.pop(
+                request.queue,
+                request.partition,
+                request.namespace,
+                request.task,
+                request.group,
+                request.batch,
+                request.partitions,
+                request.lease_seconds,
+                request.auto_ack,
+                lease_id,
+                request.mode.value,
+                request.since,
+                Elapsed(arrival),
+                self._config.max_bytes,
+                names,
+                patience_seconds=_patience_seconds(request, arrival),
+                behind=None if lead is None else lead.push,
+            )
+        finally:
+            if lead is not None:
+                lead.end()
 
     def _claim_of(self, request: PopRequest, lease_id: str, rows: list[PopRow]) -> Claim | None:
         if not rows:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from queen_trio.model.ids import Uuid7
     from queen_trio.model.message import PushItem, PushResult
+    from queen_trio.store.pool import Sent
 
     from .buffer import PushBuffer
     from .dedup import DedupStatistics
@@ -60,9 +61,13 @@ class PushService:
         encryption: Encryption,
         maintenance: Maintenance,
         buffer: PushBuffer,
+        on_sent: Callable[[Sequence[Key], Sent], None],
         on_commit: Callable[[Sequence[Key]], None],
     ) -> None:
-        """`on_commit` is told which partitions have new messages, after each commit."""
+        """`on_commit` is told which partitions have new messages, after each commit.
+
+        `on_sent` is told which may soon have some, when a bundle is on its way.
+        """
         self._store = store
         self._ids = ids
         self._history = history
@@ -70,6 +75,7 @@ class PushService:
         self._maintenance = maintenance
         self._buffer = buffer
         self._away = False  # the last commit failed for the database's sake
+        self._on_sent = on_sent
         self._on_commit = on_commit
         self._ready: deque[Segment] = deque()
         # Open segments of each partition that has any, oldest first. The oldest of a partition is
@@ -208,6 +214,7 @@ class PushService:
                 if segment.supplied
                 else _GENERATED
             )
+        supplied = any(segment.supplied for segment in todo)
         return await self._store.push(
             [segment.key[0] for segment in todo],
             [segment.key[1] for segment in todo],
@@ -216,9 +223,10 @@ class PushService:
             hashes,
             blobs,
             [known.upto for known in verified],
-            [known.partition_id for known in verified],
-            [known.since for known in verified],
-            sealed,
+            [known.partition_id for known in verified] if supplied else None,
+            [known.since for known in verified] if supplied else None,
+            sealed if any(sealed) else None,
+            on_sent=partial(self._on_sent, [segment.key for segment in todo]),
         )
 
     async def _sort_out(self, todo: list[Segment], rows: list[PushRow]) -> list[Segment]:
@@ -271,10 +279,11 @@ async def open_push_service(
     encryption: Encryption,
     maintenance: Maintenance,
     buffer: PushBuffer,
+    on_sent: Callable[[Sequence[Key], Sent], None],
     on_commit: Callable[[Sequence[Key]], None],
 ) -> AsyncIterator[PushService]:
     """Run a PushService; leaving flushes what was accepted."""
-    service = PushService(store, ids, history, encryption, maintenance, buffer, on_commit)
+    service = PushService(store, ids, history, encryption, maintenance, buffer, on_sent, on_commit)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.serve)  # noqa: ASYNC113 - until it runs, work queues up
         try:

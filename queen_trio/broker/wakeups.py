@@ -7,6 +7,10 @@ by re-probing: each line has its own backoff, and one SQL call a tick asks for a
 due, so that 10,000 idle pops are not 10,000 queries a second (spec 8.13). A probe also tells when
 the next thing falls due (a delayed message, the end of a lease), and is repeated at that moment.
 
+A push that is on its way to the database leads one of those who wait for it: that pop's question
+goes right behind it and finds what it has committed. The news of the commit, which comes in
+between, is then no reason to wake another.
+
 A pop enlists *before* it asks the database: a message committed while it asks sets its event, so no
 wake falls between asking and waiting. A wake that its receiver no longer needs is passed on.
 """
@@ -26,9 +30,10 @@ from attrs import define, field, frozen
 from queen_trio.errors import DatabaseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from queen_trio.config import PopConfig
+    from queen_trio.store.pool import Sent
     from queen_trio.store.queries import Store
 
     from .candidates import Candidates
@@ -68,6 +73,7 @@ class _Line:
     empties: int = 0
     members: int = 0
     waiters: dict[Waiter, None] = field(factory=dict)
+    leads: dict[Key, Lead] = field(factory=dict)  # what some of them ask about already
 
     def wake_first(self) -> None:
         """Wake the one that has waited longest, if any."""
@@ -76,22 +82,48 @@ class _Line:
             waiter.wake()
             break
 
+    def lead_first(self, lead: Lead) -> None:
+        """Let the one that has waited longest ask behind a push."""
+        waiter = next(iter(self.waiters))
+        waiter.lead = lead
+        self.leads.update(dict.fromkeys(lead.keys, lead))
+        self.wake_first()
+
     def wake_all(self) -> None:
         for waiter in self.waiters:
             waiter.wake()
         self.waiters.clear()
 
 
-class Waiter:
-    """One parked pop; a context manager that stands in line while its block runs."""
+@frozen(eq=False)
+class Lead:
+    """What a pop may ask behind: a push that is on its way, and those of its keys that it wants."""
 
-    __slots__ = ("_asking", "_event", "_line", "_wakeups")
+    push: Sent
+    keys: list[Key]
+    _leads: dict[Key, Lead]
+
+    def end(self) -> None:
+        """Say that the answer is there: from now on news of the partition wakes somebody again."""
+        for key in self.keys:
+            if self._leads.get(key) is self:
+                del self._leads[key]
+
+
+class Waiter:
+    """One parked pop; a context manager that stands in line while its block runs.
+
+    `lead` is what it was woken for, if not by news; who takes it up ends it.
+    """
+
+    __slots__ = ("_asking", "_event", "_line", "_wakeups", "lead")
 
     def __init__(self, wakeups: Wakeups, line: _Line) -> None:
         self._wakeups = wakeups
         self._line = line
         self._event = trio.Event()
         self._asking = False  # woken, and what for is not yet decided
+        self.lead: Lead | None = None
 
     def __enter__(self) -> Waiter:
         self._line.members += 1
@@ -103,6 +135,7 @@ class Waiter:
         self._line.members -= 1
         self._wakeups.parked -= 1
         self._line.waiters.pop(self, None)
+        self._end_lead()
         if self._event.is_set() or (self._asking and kind is not None):
             self._line.wake_first()
 
@@ -112,6 +145,7 @@ class Waiter:
         Whoever leaves by an exception before it waits again has not asked: the next in line is
         woken instead.
         """
+        self._end_lead()
         if self._asking:
             self._wakeups.probe_soon(self._line)  # woken in vain: what there is may not be due yet
         self._asking = False
@@ -122,6 +156,11 @@ class Waiter:
 
     def wake(self) -> None:
         self._event.set()
+
+    def _end_lead(self) -> None:
+        if self.lead is not None:
+            self.lead.end()
+            self.lead = None
 
     def _stand(self) -> None:
         if self._wakeups.draining:
@@ -176,8 +215,34 @@ class Wakeups:
         for queue, partition in keys:
             for name in (queue, None):
                 for line in lines.get(name, {}).values():
-                    if line.key.partition in (None, partition) and group in (None, line.key.group):
+                    if (
+                        line.key.partition in (None, partition)
+                        and group in (None, line.key.group)
+                        and (queue, partition) not in line.leads
+                    ):
                         line.wake_first()
+
+    def lead(self, keys: Sequence[Key], push: Sent) -> None:
+        """Let one parked pop ask right behind a push of these keys."""
+        of_queues: dict[str, list[Key]] = {}
+        for key in keys:
+            if key[0] in self._by_queue:
+                of_queues.setdefault(key[0], []).append(key)
+        for queue, of_queue in of_queues.items():
+            for line in self._by_queue[queue].values():
+                if line.waiters and (wanted := self._wanted(line, of_queue)):
+                    line.lead_first(Lead(push, wanted, line.leads))
+                    return
+
+    def _wanted(self, line: _Line, keys: Sequence[Key]) -> list[Key]:
+        """Those of a queue's `keys` that a line waits for and nobody asks about or can have."""
+        return [
+            key
+            for key in keys
+            if line.key.partition in (None, key[1])
+            and key not in line.leads
+            and (self.candidates is None or self.candidates.may_lead(line.key, key[1]))
+        ]
 
     def wake(self, queue: str, group: str) -> None:
         """Wake one pop that waits for any partition of the queue."""

@@ -10,6 +10,10 @@ does, and forgetting the answer would turn a committed push into an unknown one.
 cancelled while the server works, the statement is finished under a shield bounded by GRACE, its
 result is returned, and the *next* checkpoint raises Cancelled. A server that stays mute past GRACE
 costs the connection.
+
+**One statement may follow another.** With `on_sent`, `fetch` tells that its statement is on its
+way; until it is answered `fetch_behind` sends one more, which the server takes up at once, in a
+transaction of its own, instead of a round trip later. The answers come in that order.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from queen_trio.store.sqlstate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from psycopg import AsyncTransaction, abc
     from psycopg.abc import PQGen, PQGenConn
@@ -93,6 +97,7 @@ class Statement:
 class _Prepared:
     """What one connection knows about one statement: its name there and its types."""
 
+    title: str
     name: bytes
     transformer: abc.Transformer
     parameters: int
@@ -137,6 +142,9 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         # A name is never used twice, even if its first preparation was cut short.
         self._numbers = itertools.count()
         self._doomed = False
+        # Set when the statement that one more may follow is answered; None: no such is on its way.
+        self._turn: trio.Event | None = None
+        self._unanswered = 0  # statements sent in pipeline mode
 
     async def _set_up_session(self, settings: ConnectionSettings, grace: Grace) -> None:
         self.settings = settings
@@ -155,7 +163,11 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     # -- statements ------------------------------------------------------------------------
 
     async def fetch(
-        self, statement: Statement, *params: Any, deadline_seconds: float | None = None
+        self,
+        statement: Statement,
+        *params: Any,
+        deadline_seconds: float | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> list[tuple[Any, ...]]:
         """Run a prepared statement, parameters and results in binary; return all its rows.
 
@@ -163,12 +175,53 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         deadline included: the outcome is then unknown), `StatementLost` when it certainly didn't
         run, `DatabaseError` for the rest. A task already cancelled sends nothing; one cancelled
         later gets the rows (see "late shield" above). `deadline_seconds` shortens the deadline of
-        the settings; a longer one is cut by the server's own limit.
+        the settings; a longer one is cut by the server's own limit. `on_sent` is called when one
+        more statement may follow this one.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
             async with self.lock:
-                return await self._finish(self._fetch_gen(statement, params), deadline_seconds)
+                if on_sent is None:
+                    return await self._finish(self._fetch_gen(statement, params), deadline_seconds)
+                self._turn = turn = trio.Event()
+                try:
+                    return await self._finish(
+                        self._fetch_first_gen(statement, params, on_sent), deadline_seconds
+                    )
+                finally:
+                    self._turn = None
+                    turn.set()
+        except psycopg.Error as error:
+            raise self.translate(error, statement.name) from error
+
+    def takes_one_more(self, statement: Statement) -> bool:
+        """Say whether `fetch_behind` may be called: one statement was sent, and none behind it."""
+        return (
+            self._unanswered == 1
+            and self._turn is not None
+            and statement in self._statements
+            and self.pgconn.status == pq.ConnStatus.OK
+        )
+
+    async def fetch_behind(
+        self, statement: Statement, *params: Any, deadline_seconds: float | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement behind the one that is on its way, where `takes_one_more` says so.
+
+        As `fetch`; the deadline counts from the answer of the first, whose failure concerns this
+        one only if the connection is lost. Cancelled while the first still runs, it waits for both
+        answers up to GRACE; past it nobody reads them, which costs the connection.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        turn = self._turn
+        assert turn is not None  # noqa: S101 - the caller has asked
+        try:
+            prepared = self._statements[statement]
+            self._send(prepared, params, pipelined=True)
+            self.pgconn.flush()  # what doesn't fit now is sent before the answer is read
+            await self._wait_turn(turn)
+            async with self.lock:
+                return await self._finish(self._answer_gen(prepared), deadline_seconds)
         except psycopg.Error as error:
             raise self.translate(error, statement.name) from error
 
@@ -192,31 +245,68 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         except psycopg.Error as error:
             raise self.translate(error, "transaction") from error
 
+    async def _wait_turn(self, turn: trio.Event) -> None:
+        """Wait for the first statement's answer, through a cancellation up to GRACE."""
+        try:
+            await turn.wait()
+        except trio.Cancelled as error:  # noqa: ASYNC103
+            cancelled = error  # the late shield: what was sent will run
+        else:
+            return
+        with self.grace.shield():
+            await turn.wait()
+        if not turn.is_set():
+            raise cancelled
+
     def _fetch_gen(
         self, statement: Statement, params: Sequence[Any]
     ) -> PQGen[list[tuple[Any, ...]]]:
+        prepared = yield from self._prepared_gen(statement)
+        self._send(prepared, params)
+        return _rows(prepared, (yield from self._result_gen()))
+
+    def _fetch_first_gen(
+        self, statement: Statement, params: Sequence[Any], on_sent: Callable[[], None]
+    ) -> PQGen[list[tuple[Any, ...]]]:
+        prepared = yield from self._prepared_gen(statement)
+        self._send(prepared, params, pipelined=True)
+        yield from generators.send(self.pgconn)
+        on_sent()
+        return (yield from self._answer_gen(prepared))
+
+    def _answer_gen(self, prepared: _Prepared) -> PQGen[list[tuple[Any, ...]]]:
+        """Read the answer of the oldest statement in the pipeline."""
+        yield from generators.send(self.pgconn)
+        results = yield from generators.fetch_many(self.pgconn)
+        yield from generators.fetch_many(self.pgconn)  # the end of its transaction
+        self._unanswered -= 1
+        if not self._unanswered:
+            self.pgconn.exit_pipeline_mode()
+        return _rows(prepared, _checked(results))
+
+    def _send(self, prepared: _Prepared, params: Sequence[Any], *, pipelined: bool = False) -> None:
+        if len(params) != prepared.parameters:
+            # The server would call it a protocol violation, which reads as a lost connection.
+            raise TypeError(
+                f"{prepared.title} takes {prepared.parameters} parameters, got {len(params)}"
+            )
+        transformer = prepared.transformer
+        values = transformer.dump_sequence(params, ()) if params else None
+        formats = transformer.formats if params else None
+        if pipelined and not self._unanswered:
+            self.pgconn.enter_pipeline_mode()
+        self.pgconn.send_query_prepared(prepared.name, values, formats, BINARY)
+        if pipelined:
+            self.pgconn.pipeline_sync()
+            self._unanswered += 1
+
+    def _prepared_gen(self, statement: Statement) -> PQGen[_Prepared]:
         self._check_connection_ok()
         prepared = self._statements.get(statement)
         if prepared is None:
             prepared = yield from self._prepare_gen(statement)
             self._statements[statement] = prepared
-        if len(params) != prepared.parameters:
-            # The server would call it a protocol violation, which reads as a lost connection.
-            raise TypeError(
-                f"{statement.name} takes {prepared.parameters} parameters, got {len(params)}"
-            )
-        transformer = prepared.transformer
-        values = transformer.dump_sequence(params, ()) if params else None
-        formats = transformer.formats if params else None
-        self.pgconn.send_query_prepared(prepared.name, values, formats, BINARY)
-        result = yield from self._result_gen()
-        if not prepared.columns:
-            return []
-        transformer.set_pgresult(result, set_loaders=False)
-        try:
-            return transformer.load_rows(0, result.ntuples, tuple)
-        finally:
-            transformer.set_pgresult(None, set_loaders=False)  # rows hold copies: free libpq's
+        return prepared
 
     def _prepare_gen(self, statement: Statement) -> PQGen[_Prepared]:
         name = f"q{next(self._numbers)}_{statement.name}"[:63].encode()
@@ -229,14 +319,10 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         transformer = Transformer(self)
         transformer.set_dumper_types(parameters, BINARY)
         transformer.set_loader_types(columns, BINARY)
-        return _Prepared(name, transformer, len(parameters), len(columns))
+        return _Prepared(statement.name, name, transformer, len(parameters), len(columns))
 
     def _result_gen(self) -> PQGen[PGresult]:
-        results: list[PGresult] = yield from generators.execute(self.pgconn)
-        result = results[-1]
-        if result.status not in _DONE:
-            raise error_from_result(result, encoding="utf-8")
-        return result
+        return _checked((yield from generators.execute(self.pgconn)))
 
     def translate(self, error: psycopg.Error, what: str) -> DatabaseError:
         """Turn psycopg's error into ours, and doom the connection where the error says so."""
@@ -352,7 +438,7 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     @property
     def reusable(self) -> bool:
         """True when nothing is open or running on it and no error spoke against using it again."""
-        return not self._doomed and self.pgconn.transaction_status == IDLE
+        return not self._doomed and not self._unanswered and self.pgconn.transaction_status == IDLE
 
     def is_quiet_nowait(self) -> bool:
         """Say whether an idle connection has nothing to read; it has when its backend was killed.
@@ -377,6 +463,24 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         """Close the connection, even when cancelled; idempotent."""
         self.close_nowait()
         await trio.lowlevel.checkpoint()
+
+
+def _checked(results: list[PGresult]) -> PGresult:
+    result = results[-1]
+    if result.status not in _DONE:
+        raise error_from_result(result, encoding="utf-8")
+    return result
+
+
+def _rows(prepared: _Prepared, result: PGresult) -> list[tuple[Any, ...]]:
+    if not prepared.columns:
+        return []
+    transformer = prepared.transformer
+    transformer.set_pgresult(result, set_loaders=False)
+    try:
+        return transformer.load_rows(0, result.ntuples, tuple)
+    finally:
+        transformer.set_pgresult(None, set_loaders=False)  # rows hold copies: free libpq's
 
 
 async def connect(settings: ConnectionSettings, *, grace: Grace | None = None) -> TrioConnection:

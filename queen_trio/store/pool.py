@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
@@ -31,7 +32,7 @@ from queen_trio.store.connection import Statement, StatementLost, TrioConnection
 from queen_trio.store.sqlstate import TOO_MANY_CONNECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
@@ -121,6 +122,7 @@ class Pool:
         self._limit = size
         self._idle: list[_Idle] = []
         self._in_use: set[TrioConnection] = set()
+        self._shared: set[TrioConnection] = set()  # those of them that two statements use
         self._connecting = 0
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
         self._closed = False
@@ -152,6 +154,7 @@ class Pool:
         deadline_seconds: float = ACQUIRE_SECONDS,
         statement_seconds: float | None = None,
         impatient: bool = False,
+        on_sent: Callable[[Sent], None] | None = None,
     ) -> list[tuple[Any, ...]]:
         """Run a prepared statement on any connection: `TrioConnection.fetch` with its errors.
 
@@ -159,17 +162,18 @@ class Pool:
         (default: SERVING_SECONDS, or for maintenance its usual deadline).
         Who is `impatient` doesn't wait for a database that can't be reached. A statement with a
         lane is admitted first, within the same time (spec 4). A lost prepared statement is retried
-        once, on a fresh connection (spec 8.16).
+        once, on a fresh connection (spec 8.16). `on_sent` is told what one more statement can
+        follow, each time it is sent.
         """
         if impatient and not self._open and trio.current_time() < self._retry_at:
             raise self._not_reachable()
         if statement.lane is None or self.admission is None:
             return await self._fetch(
-                statement, params, deadline_seconds, statement_seconds, impatient
+                statement, params, deadline_seconds, statement_seconds, impatient, on_sent
             )
         slot = self.admission.slot(statement.lane, deadline_seconds, impatient=impatient)
         async with slot as left:
-            return await self._fetch(statement, params, left, statement_seconds, impatient)
+            return await self._fetch(statement, params, left, statement_seconds, impatient, on_sent)
 
     async def _fetch(
         self,
@@ -178,17 +182,18 @@ class Pool:
         deadline_seconds: float,
         statement_seconds: float | None,
         impatient: bool,
+        on_sent: Callable[[Sent], None] | None,
     ) -> list[tuple[Any, ...]]:
         try:
             return await self._fetch_once(
-                statement, params, deadline_seconds, statement_seconds, impatient
+                statement, params, deadline_seconds, statement_seconds, impatient, on_sent
             )
         except StatementLost as error:
             # What made one session forget (a pooler, a migration) befell the idle ones too.
             log.warning("prepared statement lost", statement=statement.name, error=str(error))
             self._close_idle()
             return await self._fetch_once(
-                statement, params, deadline_seconds, statement_seconds, impatient
+                statement, params, deadline_seconds, statement_seconds, impatient, on_sent
             )
 
     async def _fetch_once(
@@ -198,12 +203,18 @@ class Pool:
         deadline_seconds: float,
         statement_seconds: float | None,
         impatient: bool,
+        on_sent: Callable[[Sent], None] | None,
     ) -> list[tuple[Any, ...]]:
         if statement_seconds is None and statement.lane is not Lane.MAINT:
             statement_seconds = SERVING_SECONDS
         connection = await self._take(deadline_seconds, impatient=impatient)
         try:
-            return await connection.fetch(statement, *params, deadline_seconds=statement_seconds)
+            return await connection.fetch(
+                statement,
+                *params,
+                deadline_seconds=statement_seconds,
+                on_sent=None if on_sent is None else partial(on_sent, Sent(self, connection)),
+            )
         finally:
             self._put(connection)
 
@@ -283,6 +294,9 @@ class Pool:
 
     def _put(self, connection: TrioConnection) -> None:
         """Take a connection back; never blocks, so it is safe in a `finally` under cancellation."""
+        if connection in self._shared:
+            self._shared.discard(connection)  # the other one brings it
+            return
         self._in_use.discard(connection)
         if self._closed or not connection.reusable:
             self._close(connection)
@@ -402,6 +416,39 @@ class Pool:
     def _close_all(self) -> None:
         while self._in_use:
             self._close(self._in_use.pop())
+
+
+class Sent:
+    """A statement on its way to the server: until it is answered, one more can follow it.
+
+    That costs neither a connection nor a slot of admission: the same backend runs both, one after
+    the other, each in a transaction of its own. So what a push commits can be claimed without
+    waiting for its answer here.
+    """
+
+    __slots__ = ("_connection", "_pool")
+
+    def __init__(self, pool: Pool, connection: TrioConnection) -> None:
+        self._pool = pool
+        self._connection = connection
+
+    async def fetch(
+        self, statement: Statement, *params: Any, statement_seconds: float = SERVING_SECONDS
+    ) -> list[tuple[Any, ...]]:
+        """Run `statement` next, or as `Pool.fetch` does where it is too late for that.
+
+        A lost prepared statement is not retried: `StatementLost`.
+        """
+        pool, connection = self._pool, self._connection
+        if not connection.takes_one_more(statement):
+            return await pool.fetch(statement, *params, statement_seconds=statement_seconds)
+        pool._shared.add(connection)
+        try:
+            return await connection.fetch_behind(
+                statement, *params, deadline_seconds=statement_seconds
+            )
+        finally:
+            pool._put(connection)
 
 
 class _Lease:

@@ -15,14 +15,15 @@ from queen_trio.errors import DatabaseError
 from queen_trio.model.admission import Lane
 
 from .connection import Statement
+from .pool import SERVING_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from .connection import TrioConnection
     from .elapsed import Elapsed
-    from .pool import Pool
+    from .pool import Pool, Sent
 
 DEFAULT_TENANT: Final = UUID("00000000-0000-0000-0000-000000000001")
 # "None of these ids occurs in any partition": ids that this broker has just generated.
@@ -220,19 +221,21 @@ class Store:
         hashes: Sequence[bytes],
         blobs: Sequence[bytes],
         verified: Sequence[int],
-        verified_in: Sequence[UUID | None],
-        verified_since: Sequence[datetime | None],
+        verified_in: Sequence[UUID | None] | None,
+        verified_since: Sequence[datetime | None] | None,
         sealed: Sequence[bool] | None = None,
+        on_sent: Callable[[Sent], None] | None = None,
     ) -> list[PushRow]:
         """Commit a bundle; arguments are aligned, one element a segment (different partitions).
 
+        `verified_in` and `verified_since` may be None where `verified` is for all everywhere.
         `sealed` says whose payloads are encrypted, None of none. Raises `DatabaseError` with the
         sqlstate `ENCRYPTION_DIFFERS` where that isn't what the queue wants. Doesn't wait for a
-        database that is away: pushes have the spool.
+        database that is away: pushes have the spool. `on_sent` may let a `pop` follow.
         """
         rows = await self.pool.fetch(
             _PUSH, self.tenant, queues, partitions, counts, raw_bytes, hashes, blobs, verified,
-            verified_in, verified_since, sealed, impatient=True,
+            verified_in, verified_since, sealed, impatient=True, on_sent=on_sent,
         )  # fmt: skip
         return [PushRow(*row) for row in rows]
 
@@ -263,14 +266,16 @@ class Store:
         waited: Elapsed,
         max_bytes: int,
         candidates: Sequence[str] | None = None,
-        patience_seconds: float | None = None,
+        patience_seconds: float = SERVING_SECONDS,
+        behind: Sent | None = None,
     ) -> list[PopRow]:
         """Claim messages, from these partitions where `candidates` names some.
 
         Without candidates no rows mean that there is nothing to take now. `patience_seconds` may
-        shorten the statement's deadline: a claim that comes too late is only a lease.
+        shorten the statement's deadline: a claim that comes too late is only a lease. `behind` is a
+        push that may bring what is asked for.
         """
-        rows = await self.pool.fetch(
+        rows = await (self.pool if behind is None else behind).fetch(
             _POP, self.tenant, queue, partition, namespace, task, group, batch, partitions,
             lease_seconds, auto_ack, lease_id, mode, since, waited, max_bytes, candidates,
             statement_seconds=patience_seconds,

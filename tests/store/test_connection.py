@@ -317,6 +317,181 @@ async def test_grace_is_capped_at_shutdown(settings: ConnectionSettings) -> None
     assert grace.deadline() <= trio.current_time()  # and those to come
 
 
+# -- one statement behind another ---------------------------------------------------------------
+
+
+class Pair:
+    """A connection whose statement is followed by another one, unless it is too late for that."""
+
+    def __init__(self, conn: TrioConnection, nursery: trio.Nursery) -> None:
+        self.conn = conn
+        self.nursery = nursery
+        self.order: list[str] = []
+        self.first: Any = None
+        self.second: Any = None
+        self.scope = trio.CancelScope()  # of the second
+        self.late = False
+
+    async def run(
+        self, first: tuple[Any, ...], second: tuple[Any, ...], deadline_seconds: float = 10
+    ) -> None:
+        def follow() -> None:
+            assert self.conn.takes_one_more(second[0])
+            self.nursery.start_soon(self._follow, *second)
+
+        try:
+            self.first = await self.conn.fetch(
+                *first, deadline_seconds=deadline_seconds, on_sent=follow
+            )
+        except DatabaseError as error:
+            self.first = error
+        self.order.append("first")
+
+    async def _follow(self, statement: Statement, *params: Any) -> None:
+        self.late = not self.conn.takes_one_more(statement)
+        if self.late:
+            return
+        with self.scope:
+            try:
+                self.second = await self.conn.fetch_behind(statement, *params)
+            except DatabaseError as error:
+                self.second = error
+            self.order.append("second")
+            assert not self.conn.takes_one_more(statement)
+
+
+TRANSACTION = Statement("transaction", "SELECT pg_current_xact_id()::text::bigint, $1::bigint")
+DIVIDE = Statement("divide", "SELECT 1 / $1::integer")
+LOCK = Statement("lock", "SELECT pg_advisory_xact_lock($1::bigint)::text")
+
+
+async def pair_of(
+    conn: TrioConnection, first: tuple[Any, ...], second: tuple[Any, ...], **options: Any
+) -> Pair:
+    """Run both to their ends, again and again until the second was in time.
+
+    On other connections where this one doesn't survive: `conn` is the first of them.
+    """
+    with trio.fail_after(10):
+        while True:
+            with suppress(DatabaseError):
+                await conn.fetch(*second)  # what follows has to be prepared
+            async with trio.open_nursery() as nursery:
+                pair = Pair(conn, nursery)
+                await pair.run(first, second, **options)
+            if not pair.late:
+                return pair
+            if not conn.reusable:
+                conn = await connect(conn.settings)
+
+
+async def test_a_statement_behind_another(conn: TrioConnection) -> None:
+    for _ in range(2):
+        pair = await pair_of(conn, (TRANSACTION, 1), (TRANSACTION, 2))
+        [[one, a]], [[two, b]] = pair.first, pair.second
+        assert (a, b) == (1, 2)
+        assert one != two, "both in one transaction"
+        assert pair.order == ["first", "second"]
+        assert conn.reusable
+    assert len(await conn.fetch(TRANSACTION, 3)) == 1
+
+
+async def test_the_second_finds_what_the_first_has_committed(conn: TrioConnection) -> None:
+    await conn.execute("CREATE TABLE kept (id bigint)")
+    insert = Statement(
+        "insert", "INSERT INTO kept VALUES ($1::bigint) RETURNING (SELECT count(*) FROM kept)"
+    )
+    pair = await pair_of(conn, (insert, 1), (Statement("count", "SELECT count(*) FROM kept"),))
+    assert pair.second[0][0] == pair.first[0][0] + 1
+
+
+async def test_nobody_has_to_follow(conn: TrioConnection) -> None:
+    sent: list[str] = []
+    assert await conn.fetch(SLEEP, 0.0, on_sent=lambda: sent.append("yes")) == [("",)]
+    assert sent == ["yes"]
+    assert conn.reusable
+    assert not conn.takes_one_more(SLEEP)
+
+
+async def test_what_is_not_prepared_can_not_follow(conn: TrioConnection) -> None:
+    could: list[bool] = []
+    await conn.fetch(SLEEP, 0.0, on_sent=lambda: could.append(conn.takes_one_more(LENGTH)))
+    assert could == [False]
+
+
+@pytest.mark.parametrize("failing", ["first", "second"])
+async def test_of_two_each_fails_alone(conn: TrioConnection, failing: str) -> None:
+    calls = [(DIVIDE, 0), (TRANSACTION, 2)]
+    pair = await pair_of(conn, *(calls if failing == "first" else reversed(calls)))
+    error, rows = pair.first, pair.second
+    if failing == "second":
+        error, rows = rows, error
+    assert isinstance(error, DatabaseError)
+    assert error.sqlstate == "22012"
+    assert rows[0][1] == 2
+    assert conn.reusable
+
+
+async def test_a_second_that_can_not_be_written_leaves_the_first_alone(
+    conn: TrioConnection,
+) -> None:
+    await conn.fetch(TRANSACTION, 0)
+
+    async def follow() -> None:
+        with pytest.raises(TypeError, match="transaction takes 1 parameters, got 0"):
+            await conn.fetch_behind(TRANSACTION)
+
+    async with trio.open_nursery() as nursery:
+        assert await conn.fetch(SLEEP, 0.05, on_sent=lambda: nursery.start_soon(follow))
+    assert conn.reusable
+
+
+async def test_a_killed_backend_fails_both(conn: TrioConnection) -> None:
+    kill = Statement("kill", "SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(10)::text")
+    pair = await pair_of(conn, (kill,), (TRANSACTION, 2))
+    assert isinstance(pair.first, DatabaseUnavailable)
+    assert isinstance(pair.second, DatabaseUnavailable)
+    assert not pair.conn.reusable
+
+
+async def test_the_deadline_of_the_first_is_not_the_second_s(conn: TrioConnection) -> None:
+    pair = await pair_of(conn, (SLEEP, 30.0), (TRANSACTION, 2), deadline_seconds=0.05)
+    assert "deadline of 0.05 s" in str(pair.first)
+    assert pair.second[0][1] == 2
+    assert conn.reusable
+
+
+@pytest.mark.parametrize("end", ["answer", "grace"])
+async def test_the_second_cancelled_while_the_first_runs(
+    settings: ConnectionSettings, end: str
+) -> None:
+    """It gets its rows all the same; or is given up, and then the connection too."""
+    grace = 60.0 if end == "answer" else 0.02
+    async with (
+        await connect(settings) as other,
+        await connect(settings, grace=Grace(grace)) as conn,
+    ):
+        await conn.fetch(TRANSACTION, 0)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                pair = Pair(conn, nursery)
+                async with other.transaction():
+                    await other.fetch(LOCK, 7)
+                    nursery.start_soon(pair.run, (LOCK, 7), (TRANSACTION, 2))
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                    pair.scope.cancel()
+                    if end == "grace":
+                        await trio.testing.wait_all_tasks_blocked(2 * grace)
+        assert pair.first == [("",)]
+        if end == "answer":
+            assert pair.second[0][1] == 2
+            assert conn.reusable
+        else:
+            assert pair.scope.cancelled_caught
+            assert pair.second is None
+            assert not conn.reusable
+
+
 # -- statement deadline ------------------------------------------------------------------------
 
 

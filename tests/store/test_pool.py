@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,6 +18,7 @@ from queen_trio.store.pool import (
     CONCURRENT_CONNECTS,
     IDLE_SECONDS,
     Pool,
+    Sent,
     backoff_seconds,
     open_pool,
 )
@@ -452,3 +454,58 @@ async def test_the_impatient_notice_that_the_server_is_back(own_cluster: Cluster
                     break
                 except DatabaseUnavailable:
                     await trio.sleep(0.01)
+
+
+# -- one statement behind another ----------------------------------------------------------------
+
+
+async def test_two_statements_share_a_connection_which_comes_back_once(
+    settings: ConnectionSettings,
+) -> None:
+    async with open_pool(settings, 1) as pool:
+        [(backend,)] = await pool.fetch(BACKEND)
+        answers: list[int] = []
+
+        async def follow(sent: Sent) -> None:
+            [(one,)] = await sent.fetch(BACKEND)
+            answers.append(one)
+
+        with trio.fail_after(10):
+            for _ in range(20):
+                async with trio.open_nursery() as nursery:
+                    await pool.fetch(SLEEP, 0.0, on_sent=partial(nursery.start_soon, follow))
+                assert (pool.statistics().idle, pool.statistics().in_use) == (1, 0)
+        assert answers == [backend] * 20
+
+
+@pytest.mark.parametrize("ending", ["first", "second"])
+async def test_a_connection_is_in_use_until_both_have_ended(
+    settings: ConnectionSettings, ending: str
+) -> None:
+    """Whichever of the two ends first: here because it is cancelled before it is sent."""
+    async with open_pool(settings, 1) as pool:
+        await pool.fetch(BACKEND)
+        with trio.fail_after(10), trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def follow(sent: Sent) -> None:
+                    if ending == "second":
+                        with trio.CancelScope() as own:
+                            own.cancel()
+                            await sent.fetch(BACKEND)
+                        assert own.cancelled_caught
+                        assert pool.statistics().in_use == 1
+                    else:
+                        await sent.fetch(SLEEP, 0.02)
+
+                await pool.fetch(SLEEP, 0.02, on_sent=partial(nursery.start_soon, follow))
+        assert not scope.cancel_called
+        assert (pool.statistics().idle, pool.statistics().in_use) == (1, 0)
+
+
+async def test_what_comes_too_late_to_follow_runs_by_itself(settings: ConnectionSettings) -> None:
+    async with open_pool(settings, 1) as pool:
+        sent: list[Sent] = []
+        await pool.fetch(ONE, on_sent=sent.append)
+        assert await sent[0].fetch(ONE) == [(1,)]
+        assert (pool.statistics().idle, pool.statistics().in_use) == (1, 0)

@@ -41,6 +41,11 @@ class RingMachine(RuleBasedStateMachine):
     def take(self, most: int) -> None:
         self.asked += self.ring.take(most)
 
+    @rule(partitions=st.lists(st.sampled_from(PARTITIONS), unique=True), most=st.integers(1, 3))
+    def take_these(self, partitions: list[str], most: int) -> None:
+        """A pop asks behind a push that is on its way; its commit and its news may come later."""
+        self.asked += self.ring.take_these(partitions, most)
+
     @precondition(lambda self: self.asked)
     @rule(locked=st.booleans())
     def decide(self, locked: bool) -> None:
@@ -164,6 +169,22 @@ def test_what_was_pushed_beside_the_end_of_a_lease_does_not_come_last(in_flight:
     assert ring.take(1) == ["p"]
     ring.settle("p", Verdict.TOOK, until=60.0)
     assert not ring.release("p"), "that was before this lease"
+
+
+def test_those_that_wait_or_are_asked_about_are_not_taken_by_name() -> None:
+    ring = new_ring()
+    for partition in ("leased", "asked", "ready", "doubtful"):
+        ring.mark(partition)
+    assert ring.take(2) == ["leased", "asked"]
+    ring.settle("leased", Verdict.TOOK, 10.0)
+    ring.take(2)
+    ring.settle("ready", Verdict.REQUEUE)
+    ring.settle("doubtful", Verdict.TOOK, 10.0)
+    ring.release("doubtful")
+    everything = ["leased", "asked", "ready", "doubtful", "unknown"]
+    assert ring.take_these(everything, 2) == ["ready", "doubtful"]
+    assert ring.take_these(everything, 2) == ["unknown"]
+    assert ring.take(9) == []
 
 
 def test_an_empty_answer_counts_only_if_nothing_was_heard_since() -> None:

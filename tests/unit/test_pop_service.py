@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,14 @@ from queen_trio.store.queries import NOTHING_VERIFIED, PopRow, Store
 from queen_trio.store.system import SystemStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from queen_trio.store.pool import Pool
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what the server did, no Event tells
+        await trio.sleep(0.001)
 
 
 class GatedStore(Store):
@@ -38,12 +46,14 @@ class GatedStore(Store):
         self.failures = 0
         self.asked = 0  # about candidates
         self.asked_all = 0
+        self.behind = 0  # of all these, behind a push
 
     async def pop(self, *arguments: Any, **options: Any) -> list[PopRow]:
         if arguments[14] is None:
             self.asked_all += 1
         else:
             self.asked += 1
+        self.behind += options.get("behind") is not None
         await self.gate.wait()
         if self.failures:
             self.failures -= 1
@@ -75,21 +85,46 @@ class Scene:
         )
         self.claims: list[Claim | None] = []
 
-    async def push(self, partition: str) -> None:
-        """Two messages."""
-        ids = [f"{partition}{n}" for n in range(2)]
+    async def push(self, partition: str, *, name: str = "") -> bool:
+        """Two messages, in a push that may lead a parked pop; False when they were duplicates."""
+        ids = [f"{partition}{name}{n}" for n in range(2)]
         encoded = self.encryption.encode("q", [f'{{"id":"{i}","data":1}}'.encode() for i in ids])
-        await self.store.push(
+        keys = [("q", partition)]
+        [row] = await self.store.push(
             ["q"], [partition], [2], [encoded.size], [b"".join(map(hash_of, ids))], [encoded.blob],
-            [NOTHING_VERIFIED], [None], [None], [False],
+            [NOTHING_VERIFIED], [None], [None], [False], partial(self.wakeups.lead, keys),
         )  # fmt: skip
-        self.hints.messages_available([("q", partition)])
+        if row.base_offset is None:
+            return False
+        self.hints.messages_available(keys)
+        return True
 
-    async def pop(self, wait: float | None = None) -> None:
+    async def pop(self, wait: float | None = None, partition: str | None = None) -> None:
         request = PopRequest(
-            queue="q", mode=SubscriptionMode.ALL, batch=2, partitions=None, timeout=wait
+            queue="q",
+            partition=partition,
+            mode=SubscriptionMode.ALL,
+            batch=2,
+            partitions=None,
+            timeout=wait,
         )
         self.claims.append(await self.pops.pop(request))
+
+    async def ack(self) -> None:
+        """All of the last claim."""
+        claim = self.claims[-1]
+        assert claim is not None
+        for part in claim.partitions:
+            await self.store.ack(
+                [part.partition_id], [claim.group], [claim.lease_id], [b""], [""], "[]", [2]
+            )
+            self.hints.leases_ended([("q", part.partition)], claim.group)
+
+    async def wait_parked(self) -> None:
+        """Until each pop has asked the database and waits."""
+        await wait_all_tasks_blocked()
+        await wait_until(lambda: not self.wakeups.statistics().asking)
+        await wait_all_tasks_blocked()
 
 
 @pytest.fixture
@@ -140,3 +175,63 @@ async def test_one_that_is_left_among_many_emptied_is_found_in_few_questions(sce
     # 2, 8, 32, 128, 512, 1000: six questions, and none about the whole queue.
     assert scene.store.asked == 6
     assert scene.store.asked_all == 0
+
+
+@pytest.mark.parametrize("partition", [None, "a"])
+async def test_who_is_led_by_a_push_asks_once_and_the_next_in_line_not_at_all(
+    scene: Scene, partition: str | None
+) -> None:
+    await scene.push("a")
+    await scene.pop()  # a cursor, and the statements of both on the one connection
+    await scene.ack()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(scene.pop, 30.0, partition)
+                await scene.wait_parked()
+            asked = scene.store.asked + scene.store.asked_all
+            assert await scene.push("a", name="more")
+            await wait_until(lambda: len(scene.claims) == 2)
+            assert scene.store.asked + scene.store.asked_all == asked + 1
+            assert scene.store.behind == 1
+            nursery.cancel_scope.cancel()
+    assert [claim and claim.count for claim in scene.claims] == [2, 2]
+
+
+@pytest.mark.parametrize("partition", [None, "a"])
+async def test_who_was_led_in_vain_gets_the_next(scene: Scene, partition: str | None) -> None:
+    """A push that is found to be a duplicate commits nothing."""
+    await scene.push("a")
+    await scene.pop()
+    await scene.ack()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.pop, 30.0, partition)
+            await scene.wait_parked()
+            assert not await scene.push("a")
+            await scene.wait_parked()
+            assert scene.store.behind == 1
+            assert await scene.push("a", name="more")
+    assert [claim and claim.count for claim in scene.claims] == [2, 2]
+
+
+async def test_one_pop_is_led_to_all_of_a_push_that_it_may_have(scene: Scene) -> None:
+    for name in "ab":
+        await scene.push(name)
+    for _ in range(2):
+        await scene.pop()
+        await scene.ack()
+    keys = [("q", "a"), ("q", "b")]
+    encoded = scene.encryption.encode("q", [b'{"id":"1","data":1}'])
+    hashes = [hash_of(name) for name in "xy"]
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.pop, 30.0)
+            await scene.wait_parked()
+            await scene.store.push(
+                ["q"] * 2, ["a", "b"], [1] * 2, [encoded.size] * 2, hashes, [encoded.blob] * 2,
+                [NOTHING_VERIFIED] * 2, [None] * 2, [None] * 2, None,
+                partial(scene.wakeups.lead, keys),
+            )  # fmt: skip
+    assert scene.claims[-1] is not None
+    assert [part.partition for part in scene.claims[-1].partitions] == ["a", "b"]

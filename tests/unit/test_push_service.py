@@ -44,7 +44,7 @@ class WatchedStore(Store):
         self.gate.set()
 
     async def push(
-        self, queues: Sequence[str], partitions: Sequence[str], *rest: Any
+        self, queues: Sequence[str], partitions: Sequence[str], *rest: Any, **more: Any
     ) -> list[PushRow]:
         keys = list(zip(queues, partitions, strict=True))
         assert not set(keys) & set(self.in_flight), "two segments of a partition in flight"
@@ -53,7 +53,7 @@ class WatchedStore(Store):
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         try:
             await self.gate.wait()
-            return await super().push(queues, partitions, *rest)
+            return await super().push(queues, partitions, *rest, **more)
         finally:
             for key in keys:
                 self.in_flight.remove(key)
@@ -75,7 +75,14 @@ async def serving(
     maintenance = Maintenance(SystemStore(store.pool))
     with trio.fail_after(30):
         async with open_push_service(
-            store, Uuid7(), History(store), encryption, maintenance, buffer, committed.extend
+            store,
+            Uuid7(),
+            History(store),
+            encryption,
+            maintenance,
+            buffer,
+            lambda *_: None,
+            committed.extend,
         ) as pushes:
             yield pushes, committed
 

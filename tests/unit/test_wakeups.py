@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from queen_trio.broker.wakeups import PROBE_MAX_LINES, TICK_SECONDS, PopKey, Wakeups
+from queen_trio.broker.wakeups import (
+    PROBE_MAX_LINES,
+    TICK_SECONDS,
+    Lead,
+    PopKey,
+    Waiter,
+    Wakeups,
+)
 from queen_trio.config import PopConfig
 from queen_trio.errors import DatabaseUnavailable
 from queen_trio.store.queries import ProbeRow
@@ -15,7 +22,10 @@ from queen_trio.store.queries import ProbeRow
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from queen_trio.store.pool import Sent
     from queen_trio.store.queries import Store
+
+PUSH: Sent = object()  # type: ignore[assignment]  # nobody sends anything behind it
 
 
 def key(queue: str | None = "q", partition: str | None = None, group: str = "g") -> PopKey:
@@ -365,6 +375,125 @@ def test_who_was_served_keeps_its_wake() -> None:
         scene.wakeups.notify([("q", "p")])
         await wait_all_tasks_blocked()
         assert scene.woken == ["first"]
+
+    play(scenario)
+
+
+# -- pushes on their way -------------------------------------------------------------------------
+
+
+async def lead(
+    scene: Scene, name: str, where: PopKey, then: Callable[[Waiter], Awaitable[object]]
+) -> trio.CancelScope:
+    """Park a pop that does something with what it was woken for."""
+    scope = trio.CancelScope()
+
+    async def pop() -> None:
+        with scope, scene.wakeups.waiter(where) as waiter:
+            await waiter.wait_woken()
+            await then(waiter)
+            scene.woken.append(name)
+
+    scene.nursery.start_soon(pop)
+    await wait_all_tasks_blocked()
+    return scope
+
+
+async def ask_forever(waiter: Waiter) -> None:
+    assert waiter.lead is not None
+    await trio.sleep_forever()
+
+
+def test_a_push_on_its_way_leads_one_and_its_news_wakes_no_other() -> None:
+    async def scenario(scene: Scene) -> None:
+        answered = trio.Event()
+        leads: list[Lead | None] = []
+
+        async def ask(waiter: Waiter) -> None:
+            leads.append(waiter.lead)
+            await answered.wait()
+            assert waiter.lead is not None
+            waiter.lead.end()
+
+        await lead(scene, "led", key(), ask)
+        await scene.park("other", key())
+        scene.wakeups.lead([("x", "p"), ("q", "p"), ("q", "r")], PUSH)
+        await wait_all_tasks_blocked()
+        assert [found and found.keys for found in leads] == [[("q", "p"), ("q", "r")]]
+        scene.wakeups.notify([("q", "p"), ("q", "r")])
+        await wait_all_tasks_blocked()
+        answered.set()
+        await wait_all_tasks_blocked()
+        assert scene.woken == ["led"]
+        scene.wakeups.notify([("q", "p")])  # and what comes later is news again
+        await wait_all_tasks_blocked()
+        assert scene.woken == ["led", "other"]
+
+    play(scenario)
+
+
+def test_news_of_other_partitions_wakes_while_a_pop_is_led() -> None:
+    async def scenario(scene: Scene) -> None:
+        await lead(scene, "led", key(), ask_forever)
+        await scene.park("other", key())
+        scene.wakeups.lead([("q", "p")], PUSH)
+        scene.wakeups.notify([("q", "r")])
+        await wait_all_tasks_blocked()
+        assert scene.woken == ["other"]
+
+    play(scenario)
+
+
+def test_two_pushes_into_a_partition_lead_one_pop() -> None:
+    async def scenario(scene: Scene) -> None:
+        await lead(scene, "led", key(), ask_forever)
+        await scene.park("other", key())
+        for _ in range(2):
+            scene.wakeups.lead([("q", "p")], PUSH)
+            await wait_all_tasks_blocked()
+        assert scene.woken == []
+
+    play(scenario)
+
+
+def test_only_who_waits_for_the_partition_is_led() -> None:
+    async def scenario(scene: Scene) -> None:
+        for where in (key(partition="r"), key("other"), key(None)):
+            await scene.park(str(where), where)
+        await lead(scene, "led", key(partition="p"), ask_forever)
+        scene.wakeups.lead([("q", "p")], PUSH)
+        await wait_all_tasks_blocked()
+        assert scene.woken == []
+        assert scene.wakeups.statistics().parked == 4
+
+    play(scenario)
+
+
+def test_who_is_led_and_cancelled_passes_the_wake_on() -> None:
+    async def scenario(scene: Scene) -> None:
+        scope = await lead(scene, "gone", key(), ask_forever)
+        await scene.park("next", key())
+        scene.wakeups.lead([("q", "p")], PUSH)
+        await wait_all_tasks_blocked()
+        scene.wakeups.notify([("q", "p")])
+        scope.cancel()
+        await wait_all_tasks_blocked()
+        assert scene.woken == ["next"]
+
+    play(scenario)
+
+
+def test_a_lead_that_nobody_took_up_keeps_no_news_back() -> None:
+    async def scenario(scene: Scene) -> None:
+        async def ignore(waiter: Waiter) -> None:
+            await waiter.wait_woken()
+
+        await lead(scene, "led", key(), ignore)
+        scene.wakeups.lead([("q", "p")], PUSH)
+        await wait_all_tasks_blocked()
+        scene.wakeups.notify([("q", "p")])
+        await wait_all_tasks_blocked()
+        assert scene.woken == ["led"]
 
     play(scenario)
 
