@@ -63,9 +63,17 @@ DRAIN_HEAD_SECONDS = 1.0
 ACCEPT_PAUSE_SECONDS = 0.1
 """Out of file descriptors or memory: let some connections end first."""
 
+KNOWN_HEADS = 512
+"""Heads whose meaning a server remembers; when there are more it starts anew."""
+
+KNOWN_HEAD_BYTES = 2 * 1024
+"""Longer ones are parsed each time."""
+
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 _LISTENER_BROKEN = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
+
+_HEAD_END = b"\r\n\r\n"
 
 _RESET = struct.pack("ii", 1, 0)
 
@@ -128,6 +136,7 @@ class _Server:
         self.limits = limits
         self.drain = drain
         self.budget = BodyBudget.of(limits)
+        self.known = _KnownHeads()
         self.watcher = HangupWatcher()
         self.connections: set[_Connection] = set()
         self._tick()
@@ -194,7 +203,7 @@ class _Connection:
         self._client = address[:2]
         self._local: tuple[Any, ...] | None = None
         self._extensions = {EXTENSION: self}
-        self._parser = _Parser(server.limits, server.budget)
+        self._parser = _Parser(server.limits, server.budget, server.known)
         self._fresh = True  # No request came yet.
         self._reading = False
         self.broken = False
@@ -572,6 +581,44 @@ class _Request:
         self.keep_alive = keep_alive
         self.body = b""
 
+    def copy(self) -> _Request:
+        """The same head once more, without a body."""
+        return _Request(self.method, self.target, self.version, self.headers, self.keep_alive)
+
+
+class _KnownHeads:
+    """What parsing has made of heads: a client's requests mostly begin with the same bytes.
+
+    Kept are only requests that came whole and alone, with a body as the head announced it: the
+    same head with as many bytes behind it needs no parser.
+    """
+
+    __slots__ = ("_heads",)
+
+    def __init__(self) -> None:
+        # Each with the request that it began, without the body, and the size of both.
+        self._heads: dict[bytes, tuple[_Request, int]] = {}
+
+    def find(self, data: bytes) -> _Request | None:
+        """Return the request that `data` is, all of it; None if that has to be found out."""
+        end = data.find(_HEAD_END, 0, KNOWN_HEAD_BYTES) + len(_HEAD_END)
+        known, size = self._heads.get(data[:end], (None, 0))
+        if known is None or len(data) != size:
+            return None
+        request = known.copy()
+        request.body = data[end:]
+        return request
+
+    def learn(self, data: bytes, request: _Request) -> None:
+        """Remember the head of the request that `data` began with."""
+        found = data.find(_HEAD_END, 0, KNOWN_HEAD_BYTES)
+        end = found + len(_HEAD_END)
+        # The sizes differ where the body came in chunks, or something behind it.
+        if found >= 0 and len(data) == end + len(request.body) and request.keep_alive:
+            if len(self._heads) >= KNOWN_HEADS:
+                self._heads.clear()
+            self._heads[data[:end]] = request.copy(), len(data)
+
 
 class _Refused(Exception):
     """What came isn't served: answered with `status` and the reason, then the connection closes."""
@@ -587,13 +634,14 @@ class _Parser:
 
     __slots__ = (
         "_body", "_budget", "_content_length", "_expect", "_head_bytes", "_headers", "_held",
-        "_hosts", "_http", "_limits", "_quiet_bytes", "_request", "_target", "_upgrade_body",
-        "completed", "phase", "wants_continue",
+        "_hosts", "_http", "_known", "_limits", "_quiet_bytes", "_request", "_target",
+        "_upgrade_body", "completed", "phase", "wants_continue",
     )  # fmt: skip
 
-    def __init__(self, limits: HttpLimits, budget: BodyBudget) -> None:
+    def __init__(self, limits: HttpLimits, budget: BodyBudget, known: _KnownHeads) -> None:
         self._limits = limits
         self._budget = budget
+        self._known = known
         self._held = 0  # Of the budget.
         self._http: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.completed: list[_Request | _Refused] = []  # A deque takes 700 bytes.
@@ -631,6 +679,13 @@ class _Parser:
 
     def feed(self, data: bytes) -> None:
         """Take the bytes of one `recv`."""
+        alone = self.phase is _Phase.IDLE and not self._quiet_bytes and not self.completed
+        if alone:
+            request = self._known.find(data)
+            if request is not None and self._budget.take(len(request.body)):
+                self._held += len(request.body)
+                self.completed.append(request)
+                return
         self._quiet_bytes += len(data)
         try:
             self._feed(data)
@@ -643,6 +698,10 @@ class _Parser:
             # What llhttp keeps or skips without telling us: half a header, a chunk extension.
             if self._quiet_bytes > self._limits.max_head:
                 self._end(_Refused(431, "the headers are too large"))
+            elif alone and len(self.completed) == 1:
+                whole = self.completed[0]
+                if isinstance(whole, _Request):
+                    self._known.learn(data, whole)
 
     def _feed(self, data: bytes) -> None:
         while self._http is not None:

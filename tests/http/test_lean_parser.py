@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen_trio.http.lean import _Parser, _Phase, _Refused, _Request
+from queen_trio.http.lean import (
+    KNOWN_HEAD_BYTES,
+    KNOWN_HEADS,
+    _KnownHeads,
+    _Parser,
+    _Phase,
+    _Refused,
+    _Request,
+)
 from queen_trio.http.limits import BodyBudget
 from tests.http.conformance import LIMITS, request
 from tests.http.test_server_exchanges import CHUNKED, UPGRADE
@@ -28,9 +36,9 @@ STREAMS = {
 }
 
 
-def verdicts(pieces: list[bytes]) -> list[object]:
+def verdicts(pieces: list[bytes], known: _KnownHeads | None = None) -> list[object]:
     """What a connection would do with `pieces`: requests, and perhaps a refusal as the last."""
-    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS), known or _KnownHeads())
     found: list[object] = []
     for piece in pieces:
         parser.feed(piece)
@@ -59,17 +67,67 @@ def test_cut_anywhere(name: str, data: st.DataObject) -> None:
     assert verdicts(pieces) == verdicts([stream])
 
 
+@given(name=st.sampled_from(sorted(STREAMS)), data=st.data())
+def test_what_is_known_of_heads_changes_no_verdict(name: str, data: st.DataObject) -> None:
+    known = _KnownHeads()
+    requests = [
+        request("/a"),
+        request("/a", "Connection: close"),
+        request("/b?c", method="POST", body=b"body"),
+        request("/a", *UPGRADE),
+        request("/a", *UPGRADE, method="POST", body=b"body"),
+        request("/", "Transfer-Encoding: chunked", method="POST") + b"0\r\n\r\n",
+        request("/first"),
+    ]
+    for whole in requests:
+        verdicts([whole], known)
+    order = data.draw(st.lists(st.sampled_from(requests), max_size=4))
+    end = data.draw(st.integers(0, len(STREAMS[name])))
+    pieces = [*order, STREAMS[name][:end], STREAMS[name][end:], *order]
+    assert verdicts([piece for piece in pieces if piece], known) == verdicts([b"".join(pieces)])
+
+
+def test_a_request_with_a_known_head_has_its_own_body_and_is_within_the_budget() -> None:
+    budget = BodyBudget.of(LIMITS)
+    parser = _Parser(LIMITS, budget, _KnownHeads())
+    for body in (b"one", b"two", b"six"):
+        parser.feed(request("/b", method="POST", body=body))
+        [completed] = parser.take_completed()
+        assert isinstance(completed, _Request)
+        assert completed.body == body
+    assert budget.held == 9
+    budget.limit = 10
+    parser.feed(request("/b", method="POST", body=b"too"))
+    [refused] = parser.completed
+    assert isinstance(refused, _Refused)
+    assert refused.status == 503
+
+
+def test_known_heads_are_few_and_short() -> None:
+    known = _KnownHeads()
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS), known)
+    for number in range(KNOWN_HEADS + 3):
+        parser.feed(request(f"/{number}"))
+        parser.take_completed()
+    assert known.find(request("/0")) is None
+    assert known.find(request(f"/{KNOWN_HEADS + 2}")) is not None
+    long = request("/", "X-Long: " + "x" * KNOWN_HEAD_BYTES)
+    parser.feed(long)
+    assert isinstance(parser.completed[0], _Request)
+    assert known.find(long) is None
+
+
 @given(st.binary(max_size=300), st.sampled_from(sorted(STREAMS)), st.integers(0, 400))
 def test_any_bytes_are_parsed_or_refused(noise: bytes, name: str, at: int) -> None:
     stream = STREAMS[name]
-    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS), _KnownHeads())
     parser.feed(stream[:at] + noise + stream[at:])
     assert all(isinstance(item, _Request) for item in parser.completed[:-1])
     parser.feed(b"never raises either")
 
 
 def test_many_small_chunks_take_no_more_memory_than_the_body() -> None:
-    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS), _KnownHeads())
     parser.feed(CHUNKED[: CHUNKED.index(b"\r\n\r\n") + 4])
     for _ in range(100):
         parser.feed(b"1\r\nx\r\n" * 1000)
@@ -78,7 +136,7 @@ def test_many_small_chunks_take_no_more_memory_than_the_body() -> None:
 
 
 def test_line_ends_alone_are_bounded() -> None:
-    parser = _Parser(LIMITS, BodyBudget.of(LIMITS))
+    parser = _Parser(LIMITS, BodyBudget.of(LIMITS), _KnownHeads())
     for _ in range(LIMITS.max_head // 2 + 1):
         parser.feed(b"\r\n")
     [refused] = parser.completed
