@@ -152,7 +152,7 @@ class Encryption:
         """
         if not is_sealed(entries[0]):
             return entries
-        return [self.open_record(queue, entry[:-1]) + b"\n" for entry in entries]
+        return [self.open_record(queue, entry + b"}")[:-1] for entry in entries]
 
     def open_record(self, queue: str, record: bytes) -> bytes:
         """Return a record as it was pushed; what can't be opened has `data` null and says why."""

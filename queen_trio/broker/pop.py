@@ -9,9 +9,9 @@ import trio
 
 from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.pop import Claim, ClaimedPartition, ClaimedSegment, PopRequest
-from queen_trio.store import segments
 from queen_trio.store.elapsed import Elapsed
 from queen_trio.store.pool import SERVING_SECONDS
+from queen_trio.store.segments import Reader
 
 from .outage import ride_out
 from .wakeups import PopKey, Wakeups
@@ -65,6 +65,7 @@ class PopService:
         self._maintenance = maintenance
         self._deliveries = deliveries
         self._config = config
+        self._reader = Reader()
 
     async def pop(self, request: PopRequest) -> Claim | None:
         """Claim what `request` asks for; None when there is nothing (until its time-out).
@@ -219,7 +220,7 @@ class PopService:
     def _claim_of(self, request: PopRequest, lease_id: str, rows: list[PopRow]) -> Claim | None:
         if not rows:
             return None
-        claim = Claim(lease_id, request.group, _partitions(rows, self._encryption))
+        claim = Claim(lease_id, request.group, _partitions(rows, self._reader, self._encryption))
         self._deliveries.note(claim)
         if request.auto_ack and claim.count >= request.batch:
             # No lease keeps others from the rest: whoever waits beside us may have it now.
@@ -237,7 +238,9 @@ def _patience_seconds(request: PopRequest, arrival: float) -> float:
     return min(max(left, 0.0) + PATIENCE_SECONDS, SERVING_SECONDS)
 
 
-def _partitions(rows: list[PopRow], encryption: Encryption) -> list[ClaimedPartition]:
+def _partitions(
+    rows: list[PopRow], reader: Reader, encryption: Encryption
+) -> list[ClaimedPartition]:
     partitions: list[ClaimedPartition] = []
     for row in rows:
         if not partitions or partitions[-1].partition_id != row.partition_id:
@@ -246,7 +249,7 @@ def _partitions(rows: list[PopRow], encryption: Encryption) -> list[ClaimedParti
                     row.partition_id, row.partition_name, row.queue_name, row.delivery_attempt, []
                 )
             )
-        entries = segments.entries(segments.decode(row.blob))
+        entries = reader.entries((row.partition_id, row.base_offset), row.blob)
         first = max(row.committed + 1 - row.base_offset, 0)
         stop = row.batch_end + 1 - row.base_offset
         claimed = encryption.open_entries(row.queue_name, entries[first:stop])

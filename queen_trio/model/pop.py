@@ -39,7 +39,7 @@ class PopRequest:
 
 @frozen
 class ClaimedSegment:
-    """Messages of one segment in offset order, as entries of its text sequence."""
+    """Messages of one segment in offset order, as entries (store/segments.py)."""
 
     created_at: datetime
     entries: list[bytes]

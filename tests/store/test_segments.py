@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queen_trio.store import segments
+from queen_trio.store.segments import Reader
 
 # What a client may send as a payload: any JSON text, spacing and escapes as it likes.
 json_values = st.recursive(
@@ -97,3 +98,33 @@ def test_a_payload_may_look_like_a_boundary() -> None:
     text = segments.decode(segments.encode(written)[0])
     assert segments.split(text) == written
     assert segments.splice(segments.entries(text), b"}") == b",".join(written)
+
+
+def text_of(number: int) -> bytes:
+    return segments.join([b'{"number":%d}' % number] * 10)
+
+
+def test_a_reader_cuts_each_segment_once_while_it_remembers_it() -> None:
+    reader = Reader(max_bytes=2 * len(text_of(1)))
+    first = reader.entries("first", text_of(1))
+    assert first == [b'{"number":1'] * 10
+    assert reader.entries("second", text_of(2)) == [b'{"number":2'] * 10
+    assert reader.entries("first", text_of(1)) is first
+    assert reader.entries("third", text_of(3)) == [b'{"number":3'] * 10  # the second one goes
+    assert reader.entries("first", text_of(1)) is first
+    reader.entries("fourth", text_of(4))
+    reader.entries("fifth", text_of(5))
+    assert reader.entries("first", text_of(1)) is not first
+
+
+def test_a_reader_does_not_trust_the_key_alone() -> None:
+    reader = Reader()
+    assert reader.entries("key", text_of(1)) == [b'{"number":1'] * 10
+    assert reader.entries("key", text_of(2)) == [b'{"number":2'] * 10
+    assert reader.entries("key", text_of(2)) is reader.entries("key", text_of(2))
+
+
+def test_a_reader_keeps_nothing_larger_than_it_may() -> None:
+    reader = Reader(max_bytes=10)
+    assert reader.entries("key", text_of(1)) == [b'{"number":1'] * 10
+    assert reader.entries("key", text_of(1)) is not reader.entries("key", text_of(1))

@@ -12,6 +12,7 @@ from queen_trio.broker.segment import Drafted
 from queen_trio.model.ids import Uuid7
 from queen_trio.model.message import PushItem
 from queen_trio.model.pop import Claim, ClaimedPartition, ClaimedSegment
+from queen_trio.store import segments as segments_of
 
 PART = uuid4()
 
@@ -23,7 +24,7 @@ def claim_of(*segments: list[str], lease: str = "lease", part: UUID = PART) -> C
         payload = b'{"transactionId":"other","pad":"%b"}' % (b"x" * 100)
         items = [PushItem("q", payload, "p", transaction_id) for transaction_id in ids]
         [draft] = Drafted.from_items(items, Uuid7(), None).drafts.values()
-        entries = [record + b"\n" for record in draft.records]
+        entries = segments_of.entries(segments_of.join(draft.records))
         claimed.append(ClaimedSegment(datetime.now(UTC), entries))
     return Claim(lease, "g", [ClaimedPartition(part, "p", "q", 1, claimed)])
 
