@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -18,7 +17,6 @@ from queen_trio.backoff import Backoff
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from .peer import Peer
 
@@ -140,10 +138,13 @@ class Dialer:
         return ends[0]
 
     async def _send(self, stream: trio.abc.Stream) -> None:
+        write_nowait = _nowait_writer(stream)
         while True:
-            frames = [_HEARTBEAT]
-            with trio.move_on_after(self.heartbeat_seconds), self._written_at_once(stream):
-                frames = [await self.peer.wait_frame(), *self.peer.take_nowait(WRITE_BYTES)]
+            frames: list[bytes] = []
+            with trio.move_on_after(self.heartbeat_seconds):
+                frames = await self.peer.wait_frames(WRITE_BYTES, write_nowait)
+            # What was queued in the moment when the time was over goes first: half a frame, maybe.
+            frames = frames or self.peer.take_nowait(WRITE_BYTES) or [_HEARTBEAT]
             try:
                 await _write(stream, b"".join(frames))
             except BaseException:  # cancelled too: then the peer has closed the link
@@ -151,19 +152,20 @@ class Dialer:
                 raise
             self.peer.sent += len(frames)
 
-    def _written_at_once(self, stream: trio.abc.Stream) -> AbstractContextManager[None]:
-        """Let frames skip the queue while it is empty; not those of TLS, which has one writer."""
-        if not isinstance(stream, trio.SocketStream):
-            return nullcontext()
-        descriptor = stream.socket.fileno()
 
-        def write_nowait(frame: bytes) -> bytes:
-            try:
-                return frame[os.write(descriptor, frame) :]
-            except OSError:  # full, or broken, of which the queue's writer makes something
-                return frame
+def _nowait_writer(stream: trio.abc.Stream) -> Callable[[bytes], bytes] | None:
+    """Make what writes bytes and returns those that the kernel didn't take; None with TLS."""
+    if not isinstance(stream, trio.SocketStream):
+        return None
+    descriptor = stream.socket.fileno()
 
-        return self.peer.written_at_once(write_nowait)
+    def write_nowait(frame: bytes) -> bytes:
+        try:
+            return frame[os.write(descriptor, frame) :]
+        except OSError:  # full; or broken, which whoever writes the queue will notice
+            return frame
+
+    return write_nowait
 
 
 async def _write(stream: trio.abc.Stream, data: bytes) -> None:

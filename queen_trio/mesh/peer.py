@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -11,7 +10,7 @@ from attrs import define, field
 from queen_trio.model.mesh import PeerStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 # Per peer (seeds, "Loss is designed in"): a peer that is so many frames behind is not worth more.
 QUEUE_FRAMES: Final = 1024
@@ -29,7 +28,7 @@ class Peer:
     dropped: int = 0
     # This entry leads back to ourselves (spec 8.29): it is not dialled again.
     is_self: bool = False
-    # Writes a frame and returns what the kernel didn't take; None while others have to go first.
+    # Writes a frame and returns what the kernel didn't take; set while the link waits for one.
     _write_nowait: Callable[[bytes], bytes] | None = None
     _send: trio.MemorySendChannel[bytes] = field(init=False)
     _receive: trio.MemoryReceiveChannel[bytes] = field(init=False)
@@ -45,7 +44,7 @@ class Peer:
     def send_nowait(self, frame: bytes) -> None:
         """Queue a frame; drop and count it when the link is down or the peer too slow.
 
-        Where nothing is queued it is written at once: news travels before what else is to be done.
+        A link that waits for it writes it at once: news travels before what else is to be done.
         """
         if self.connected:
             if self._write_nowait is not None:
@@ -53,7 +52,7 @@ class Peer:
                 if not frame:
                     self.sent += 1
                     return
-                self._write_nowait = None
+                self._write_nowait = None  # until the rest of it is written, the next are queued
             try:
                 self._send.send_nowait(frame)
             except trio.WouldBlock:
@@ -62,18 +61,22 @@ class Peer:
                 return
         self.dropped += 1
 
-    async def wait_frame(self) -> bytes:
-        """Wait for a queued frame, or the rest of one."""
-        return await self._receive.receive()
+    async def wait_frames(
+        self, limit_bytes: int, write_nowait: Callable[[bytes], bytes] | None
+    ) -> list[bytes]:
+        """Take queued frames of about `limit_bytes` together; wait for one if there is none.
 
-    @contextmanager
-    def written_at_once(self, write_nowait: Callable[[bytes], bytes]) -> Iterator[None]:
-        """While this block waits for a frame, write what comes; queue only what isn't taken."""
+        What comes meanwhile is passed to `write_nowait`, and only what that returns is queued: the
+        rest of a frame, maybe, and so it may be when this was cancelled.
+        """
+        if frames := self.take_nowait(limit_bytes):
+            return frames
         self._write_nowait = write_nowait
         try:
-            yield
+            frame = await self._receive.receive()
         finally:
             self._write_nowait = None
+        return [frame, *self.take_nowait(limit_bytes)]
 
     def take_nowait(self, limit_bytes: int) -> list[bytes]:
         """Take queued frames of about `limit_bytes` together, maybe none."""

@@ -97,6 +97,7 @@ DECLARE
     v_now     timestamptz;
     v_seg     record;
     v_id      uuid;
+    v_at      timestamptz;
     v_from    bigint;
     v_to      bigint;
 BEGIN
@@ -112,25 +113,30 @@ BEGIN
         RAISE EXCEPTION 'push_v1: the arrays of a bundle do not fit together' USING ERRCODE = '22023';
     END IF;
 
-    -- One segment for a partition that is not empty, and nothing to probe: the update locks it.
+    -- One segment, for a queue and a partition that exist, and nothing to probe: the same without arrays.
     IF v_n = 1 AND p_verified[1] = 9223372036854775807 THEN
-        UPDATE queen.log_partitions p
-           SET last_offset = p.last_offset + p_counts[1],
-               last_created_at = greatest(clock_timestamp(), p.last_created_at),
-               last_write_at = CASE WHEN p.last_write_at < clock_timestamp() - interval '1 second'
-                                    THEN clock_timestamp() ELSE p.last_write_at END
-          FROM queen.queues q
-         WHERE q.tenant_id = p_tenant AND q.name = p_queues[1] AND p.queue_id = q.id AND p.name = p_partitions[1]
+        SELECT p.id, p.last_offset + 1, p.last_offset + p_counts[1], p.last_created_at
+          INTO v_id, v_from, v_to, v_at
+          FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id
+         WHERE q.tenant_id = p_tenant AND q.name = p_queues[1] AND p.name = p_partitions[1]
            AND q.encryption_enabled = coalesce(p_sealed[1], false)
-           AND p.oldest_live_at IS NOT NULL AND p.oldest_txn_at IS NOT NULL
-     RETURNING p.id, p.last_offset, p.last_created_at INTO v_id, v_to, v_now;
+           FOR NO KEY UPDATE OF p;
         IF FOUND THEN
-            v_from := v_to - p_counts[1] + 1;
+            v_now := clock_timestamp();  -- after the wait for the lock: who subscribed meanwhile gets it
+            v_at := greatest(v_now, v_at);
             INSERT INTO queen.log_segments (partition_id, base_offset, end_offset, raw_bytes, created_at, blob)
-            VALUES (v_id, v_from, v_to, p_raw_bytes[1], v_now, p_blobs[1]);
+            VALUES (v_id, v_from, v_to, p_raw_bytes[1], v_at, p_blobs[1]);
             INSERT INTO queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
-            VALUES (v_id, v_from, v_to, v_now, p_hashes[1]);
-            ord := 1; partition_id := v_id; base_offset := v_from; created_at := v_now;
+            VALUES (v_id, v_from, v_to, v_at, p_hashes[1]);
+            UPDATE queen.log_partitions p
+               SET last_offset = v_to,
+                   last_created_at = v_at,
+                   last_write_at = CASE WHEN p.last_write_at < v_now - interval '1 second'
+                                        THEN v_now ELSE p.last_write_at END,
+                   oldest_live_at = coalesce(p.oldest_live_at, v_at),
+                   oldest_txn_at = coalesce(p.oldest_txn_at, v_at)
+             WHERE p.id = v_id;
+            ord := 1; partition_id := v_id; base_offset := v_from; created_at := v_at;
             RETURN NEXT;
             RETURN;
         END IF;

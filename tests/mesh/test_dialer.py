@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -27,7 +28,7 @@ from queen_trio.mesh.dialer import (
     Dialer,
     _bound_silence,
 )
-from queen_trio.mesh.hints import BATCH_ITEMS, GATHER_ITEMS
+from queen_trio.mesh.hints import BATCH_ITEMS, GATHER_ITEMS, TICK_SECONDS
 from queen_trio.mesh.peer import QUEUE_FRAMES, Peer
 from tests.mesh.nodes import TENANT, free_port, open_node, open_peer, wait_until
 
@@ -86,7 +87,7 @@ async def test_wakes_of_a_moment_travel_together() -> None:
         assert (mark.queue, mark.partition, mark.tenant, mark.group) == ("q", "p", TENANT, "g")
 
 
-async def test_too_many_wakes_of_a_moment_are_dropped_and_counted() -> None:
+async def test_too_many_wakes_of_a_moment_are_dropped_and_counted(mock_clock: MockClock) -> None:
     async with open_peer() as peer, open_node(peer_address(peer)) as node:
         await connected(peer, node)
         node.mesh.hints.messages_available([("the one that leaves at once", "p")])
@@ -95,7 +96,7 @@ async def test_too_many_wakes_of_a_moment_are_dropped_and_counted() -> None:
         assert node.mesh.statistics().messages_dropped == 1
 
 
-async def test_what_comes_first_leaves_at_once_and_in_one_piece_with_its_mark() -> None:
+async def test_what_comes_first_leaves_at_once_and_with_its_mark(mock_clock: MockClock) -> None:
     """Before the task that says it does anything else; what follows within a tick is gathered."""
     async with open_peer() as peer, open_node(peer_address(peer)) as node:
         link = await connected(peer, node)
@@ -106,6 +107,7 @@ async def test_what_comes_first_leaves_at_once_and_in_one_piece_with_its_mark() 
         node.mesh.hints.messages_available([("q", "1")])
         node.mesh.hints.messages_available([("q", "2")])
         assert state.sent == 3
+        mock_clock.jump(TICK_SECONDS)
         assert isinstance(await link.receive(), HotlistDirtyBatch)
         assert await link.receive() == MessageAvailable("q", "p", TENANT)
         assert isinstance(await link.receive(), MessageAvailableBatch)
@@ -130,6 +132,36 @@ async def test_what_the_kernel_does_not_take_goes_first_when_it_does() -> None:
             QueueConfigSet(name, TENANT) for name in names
         ]
         assert state.dropped == 0
+
+
+async def test_frames_of_a_busy_sender_stay_whole_and_in_order_however_slow_the_peer() -> None:
+    """Written at once or queued, and cut anywhere: also while heartbeats fall due."""
+    frames = 1500
+    random = Random(1)
+    names = [f"{n}{'x' * random.randrange(1000, 4000)}" for n in range(frames)]
+    async with (
+        open_peer(buffer_bytes=4096) as peer,
+        open_node(peer_address(peer), heartbeat_ms=1) as node,
+    ):
+        link = await connected(peer, node)
+        received: list[Any] = []
+
+        async def send() -> None:
+            for number, name in enumerate(names):
+                while number - len(received) >= QUEUE_FRAMES // 2:
+                    await trio.lowlevel.checkpoint()
+                node.mesh.hints.queue_changed(name)
+                for _ in range(random.randrange(3)):
+                    await trio.lowlevel.checkpoint()
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                while len(received) < frames:
+                    event = await link.receive()
+                    if not isinstance(event, Heartbeat):
+                        received.append(event)
+        assert received == [QueueConfigSet(name, TENANT) for name in names]
 
 
 async def test_heartbeats_when_there_is_nothing_to_say() -> None:

@@ -12,11 +12,24 @@ import trio
 from queen_trio.errors import DatabaseError
 from queen_trio.model.message import hash_of
 from queen_trio.store import segments
+from queen_trio.store.connection import connect
 from queen_trio.store.queries import VERIFIED_EVERYWHERE
 from tests.store.calls import Part, ids, record
 
 if TYPE_CHECKING:
+    from queen_trio.store.connection import TrioConnection
+    from queen_trio.store.settings import ConnectionSettings
     from tests.store.calls import Log
+
+
+async def wait_for_lock(connection: TrioConnection) -> None:
+    """Until somebody waits for a lock of this connection's transaction."""
+    blocked = "SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+    with trio.fail_after(10):
+        while True:
+            cursor = await connection.execute(blocked, (connection.pgconn.backend_pid,))
+            if await cursor.fetchall():
+                return
 
 
 async def counts(log: Log) -> tuple[int, int]:
@@ -75,7 +88,7 @@ class TestAllocation:
         )
         await log.push("c")
         [later] = await log.execute(read)
-        assert min(later[:2]) > soon[1]
+        assert later[0] == later[1] > soon[1]
 
     async def test_created_at_never_steps_back(self, log: Log) -> None:
         await log.push("a")
@@ -109,6 +122,22 @@ class TestAllocation:
                 nursery.start_soon(push, f"m{n}")
         assert sorted(row or 0 for row in rows) == list(range(1, 21))
         assert await counts(log) == (21, 21)
+
+    async def test_created_is_what_was_committed_after_the_wait_for_the_lock(
+        self, log: Log, settings: ConnectionSettings
+    ) -> None:
+        """Who subscribed while a push waited gets what it brings; the lock's holder writes nothing."""
+        await log.push("before")
+        async with (
+            await connect(settings) as other,
+            trio.open_nursery() as nursery,
+            other.transaction(),
+        ):
+            await other.execute("SELECT FROM queen.log_partitions FOR NO KEY UPDATE")
+            nursery.start_soon(log.push, "after")
+            await wait_for_lock(other)
+            assert await log.pop(group="g", mode="new", lease_id="a") == []
+        assert [message.id for message in await log.pop(group="g", mode="new")] == ["after"]
 
     async def test_an_empty_bundle_does_nothing(self, log: Log) -> None:
         assert await log.push_bundle() == []
