@@ -184,9 +184,9 @@ class Ring:
         """Whether a question about this one would tell anything: nobody asks or waits for it."""
         return partition not in self._in_flight and partition not in self._deferred
 
-    def take_these(self, partitions: Sequence[str], most: int) -> list[str]:
-        """Take the first of these that are worth it, ready or not; each must get a verdict."""
-        taken = [partition for partition in partitions if self.may_ask(partition)][:most]
+    def take_these(self, partitions: Sequence[str]) -> list[str]:
+        """Take those of these that are worth it, ready or not; each must get a verdict."""
+        taken = [partition for partition in partitions if self.may_ask(partition)]
         for partition in taken:
             self._ready.pop(partition, None)
             self._doubtful.pop(partition, None)

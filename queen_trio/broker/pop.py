@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from queen_trio.config import PopConfig
     from queen_trio.model.ids import Uuid7
+    from queen_trio.store.pool import Sent
     from queen_trio.store.queries import PopRow, Store
 
     from .candidates import Candidates
@@ -85,7 +86,9 @@ class PopService:
             request.queue, request.partition, request.namespace, request.task, request.group
         )
         deadline = arrival + request.timeout
-        with self._wakeups.waiter(key) as waiter:
+        # What autoAck takes could not be given back.
+        room = 0 if request.auto_ack else _most_partitions(request)
+        with self._wakeups.waiter(key, room) as waiter:
             while True:
                 claim = None
                 if self._maintenance.pop:  # an instant 204 would make clients spin (spec 8.14)
@@ -98,7 +101,7 @@ class PopService:
                     self._wakeups.asking(deadline + PATIENCE_SECONDS),
                     suppress(DatabaseUnavailable),
                 ):
-                    claim = await self._claim(request, arrival, waiter.lead)
+                    claim = await self._claim(request, arrival, waiter.take_lead())
                 if claim is not None or self._wakeups.draining:
                     return claim
                 with trio.move_on_at(deadline) as waiting:
@@ -124,18 +127,49 @@ class PopService:
     async def _claim(
         self, request: PopRequest, arrival: float, lead: Lead | None = None
     ) -> Claim | None:
-        lease_id = "" if request.auto_ack else self._ids.take(1)[0]
-        if self._candidates is not None:
-            patience = _patience_seconds(request, arrival)
-            ring = await self._candidates.ring_for(request, Elapsed(arrival), patience)
-            if ring is not None:
-                return await self._claim_from(
-                    ring, self._candidates, request, lease_id, arrival, lead
-                )
-        rows = await self._ask(request, lease_id, arrival, None, lead)
-        if not rows and lead is not None:  # it has not been told, maybe, of what came meanwhile
-            rows = await self._ask(request, lease_id, arrival, None)
+        """Claim what there is; first, where a push leads to it, from behind that."""
+        ring = None
+        try:
+            if self._candidates is not None:
+                patience = _patience_seconds(request, arrival)
+                ring = await self._candidates.ring_for(request, Elapsed(arrival), patience)
+            if lead is not None:
+                claim = await self._claim_behind(lead, ring, request, arrival)
+                if claim is not None:
+                    return claim
+        finally:
+            if lead is not None:
+                lead.end()
+        lease_id = self._lease_id(request)
+        if ring is not None and self._candidates is not None:
+            return await self._claim_from(ring, self._candidates, request, lease_id, arrival)
+        rows = await self._ask(request, lease_id, arrival, None)
         return self._claim_of(request, lease_id, rows)
+
+    def _lease_id(self, request: PopRequest) -> str:
+        return "" if request.auto_ack else self._ids.take(1)[0]
+
+    async def _claim_behind(
+        self, lead: Lead, ring: Ring | None, request: PopRequest, arrival: float
+    ) -> Claim | None:
+        """Ask behind a push that is on its way; None when it brought nothing, or not soon."""
+        lease_id = self._lease_id(request)  # of its own: should the answer be late, it is released
+        try:
+            if ring is None or self._candidates is None:
+                rows = await self._ask(request, lease_id, arrival, None, lead.push)
+            else:
+                names = ring.take_these([partition for _, partition in lead.keys])
+                if not names:
+                    return None
+                rows = await self._ask_about(
+                    names, ring, self._candidates, request, lease_id, arrival, lead.push
+                )
+        except DatabaseUnavailable:
+            return None
+        claim = self._claim_of(request, lease_id, rows)
+        if claim is not None and ring is not None and ring.promising:
+            self._wakeups.wake(ring.queue, ring.group)
+        return claim
 
     async def _claim_from(
         self,
@@ -144,21 +178,12 @@ class PopService:
         request: PopRequest,
         lease_id: str,
         arrival: float,
-        lead: Lead | None,
     ) -> Claim | None:
         """Ask about candidates, more in each round, until one gives something or none is left."""
-        # Each gives one message at least, so that a batch needs no more of them.
-        most = min(request.partitions or request.batch, request.batch)
+        most = _most_partitions(request)
         last = False
         for _ in range(MAX_ROUNDS):
-            if lead is None:
-                names = ring.take(most)
-            else:
-                names = ring.take_these([partition for _, partition in lead.keys], most)
-                if not names:
-                    lead.end()
-                    lead = None
-                    continue
+            names = ring.take(most)
             if not names and request.timeout is None and not last:
                 # A pop that doesn't wait has no second chance: it looks at what is deferred, too.
                 names = ring.take_deferred(most)
@@ -167,16 +192,10 @@ class PopService:
                 if ring.seeded:
                     return None
                 break
-            try:
-                rows = await self._ask(request, lease_id, arrival, names, lead)
-            except BaseException:
-                candidates.requeue(ring, names)
-                raise
-            candidates.settle(ring, names, rows)
-            lead = None
+            rows = await self._ask_about(names, ring, candidates, request, lease_id, arrival)
             # Where others have emptied many, few look-ups must find the one that is left.
             most = max(most, min(most * WIDENING, CANDIDATES_AT_ONCE))
-            claim = self._claim_of(request, lease_id, [row for row in rows if row.verdict is None])
+            claim = self._claim_of(request, lease_id, rows)
             if claim is not None:
                 if ring.promising:
                     candidates.pass_on(ring)
@@ -185,37 +204,55 @@ class PopService:
         rows = await self._ask(request, lease_id, arrival, None)
         return self._claim_of(request, lease_id, rows)
 
+    async def _ask_about(
+        self,
+        names: Sequence[str],
+        ring: Ring,
+        candidates: Candidates,
+        request: PopRequest,
+        lease_id: str,
+        arrival: float,
+        behind: Sent | None = None,
+    ) -> list[PopRow]:
+        """Ask about candidates that were taken from the ring; returns the claims alone."""
+        try:
+            rows = await self._ask(request, lease_id, arrival, names, behind)
+        except BaseException:
+            candidates.requeue(ring, names)
+            raise
+        candidates.settle(ring, names, rows)
+        return [row for row in rows if row.verdict is None]
+
     async def _ask(
         self,
         request: PopRequest,
         lease_id: str,
         arrival: float,
         names: Sequence[str] | None,
-        lead: Lead | None = None,
+        behind: Sent | None = None,
     ) -> list[PopRow]:
-        try:
-            return await self._store.pop(
-                request.queue,
-                request.partition,
-                request.namespace,
-                request.task,
-                request.group,
-                request.batch,
-                request.partitions,
-                request.lease_seconds,
-                request.auto_ack,
-                lease_id,
-                request.mode.value,
-                request.since,
-                Elapsed(arrival),
-                self._config.max_bytes,
-                names,
-                patience_seconds=_patience_seconds(request, arrival),
-                behind=None if lead is None else lead.push,
-            )
-        finally:
-            if lead is not None:
-                lead.end()
+        return await self._store.pop(
+            request.queue,
+            request.partition,
+            request.namespace,
+            request.task,
+            request.group,
+            request.batch,
+            request.partitions,
+            request.lease_seconds,
+            request.auto_ack,
+            lease_id,
+            request.mode.value,
+            request.since,
+            Elapsed(arrival),
+            self._config.max_bytes,
+            names,
+            patience_seconds=_patience_seconds(request, arrival),
+            behind=behind,
+            on_given_back=lambda rows: self._hints.claims_available(
+                {(row.queue_name, row.partition_name) for row in rows}, request.group
+            ),
+        )
 
     def _claim_of(self, request: PopRequest, lease_id: str, rows: list[PopRow]) -> Claim | None:
         if not rows:
@@ -228,6 +265,11 @@ class PopService:
                 ((part.queue, part.partition) for part in claim.partitions), request.group
             )
         return claim
+
+
+def _most_partitions(request: PopRequest) -> int:
+    """How many it takes at once: each gives one message at least, a batch needs no more of them."""
+    return min(request.partitions or request.batch, request.batch)
 
 
 def _patience_seconds(request: PopRequest, arrival: float) -> float:

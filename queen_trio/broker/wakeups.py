@@ -9,7 +9,7 @@ the next thing falls due (a delayed message, the end of a lease), and is repeate
 
 A push that is on its way to the database leads one of those who wait for it: that pop's question
 goes right behind it and finds what it has committed. The news of the commit, which comes in
-between, is then no reason to wake another.
+between, is then no reason to wake another; the next news of that partition is.
 
 A pop enlists *before* it asks the database: a message committed while it asks sets its event, so no
 wake falls between asking and waiting. A wake that its receiver no longer needs is passed on.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -47,6 +47,8 @@ TICK_SECONDS: Final = 0.025
 PROBE_MAX_LINES: Final = 250
 # Thousands of lines take milliseconds: after so many others have their turn.
 LINES_A_TURN: Final = 50
+# A push looks at so many of a line for one that it can lead.
+LEAD_MOST: Final = 16
 _NOTHING: Final = (0, inf)
 
 
@@ -73,7 +75,7 @@ class _Line:
     empties: int = 0
     members: int = 0
     waiters: dict[Waiter, None] = field(factory=dict)
-    leads: dict[Key, Lead] = field(factory=dict)  # what some of them ask about already
+    leads: dict[Key, Lead] = field(factory=dict)  # what some of them ask about before its news
 
     def wake_first(self) -> None:
         """Wake the one that has waited longest, if any."""
@@ -82,12 +84,10 @@ class _Line:
             waiter.wake()
             break
 
-    def lead_first(self, lead: Lead) -> None:
-        """Let the one that has waited longest ask behind a push."""
-        waiter = next(iter(self.waiters))
-        waiter.lead = lead
-        self.leads.update(dict.fromkeys(lead.keys, lead))
-        self.wake_first()
+    def first_to_lead(self) -> Waiter | None:
+        """One of those that have waited longest which can be led, and isn't asking already."""
+        first = islice(self.waiters, LEAD_MOST)
+        return next((waiter for waiter in first if waiter.room and waiter.idle), None)
 
     def wake_all(self) -> None:
         for waiter in self.waiters:
@@ -104,7 +104,7 @@ class Lead:
     _leads: dict[Key, Lead]
 
     def end(self) -> None:
-        """Say that the answer is there: from now on news of the partition wakes somebody again."""
+        """Say that the answer is there: all news of its keys wakes somebody again."""
         for key in self.keys:
             if self._leads.get(key) is self:
                 del self._leads[key]
@@ -113,17 +113,19 @@ class Lead:
 class Waiter:
     """One parked pop; a context manager that stands in line while its block runs.
 
-    `lead` is what it was woken for, if not by news; who takes it up ends it.
+    `room` is how many partitions a push may lead it to.
     """
 
-    __slots__ = ("_asking", "_event", "_line", "_wakeups", "lead")
+    __slots__ = ("_asking", "_event", "_lead", "_line", "_wakeups", "idle", "room")
 
-    def __init__(self, wakeups: Wakeups, line: _Line) -> None:
+    def __init__(self, wakeups: Wakeups, line: _Line, room: int) -> None:
         self._wakeups = wakeups
         self._line = line
         self._event = trio.Event()
         self._asking = False  # woken, and what for is not yet decided
-        self.lead: Lead | None = None
+        self.room = room
+        self.idle = False  # waits, and is not about to wake
+        self._lead: Lead | None = None
 
     def __enter__(self) -> Waiter:
         self._line.members += 1
@@ -135,8 +137,10 @@ class Waiter:
         self._line.members -= 1
         self._wakeups.parked -= 1
         self._line.waiters.pop(self, None)
-        self._end_lead()
-        if self._event.is_set() or (self._asking and kind is not None):
+        unasked = self.take_lead()
+        if unasked is not None:
+            unasked.end()
+        if self._event.is_set() or (self._asking and (kind is not None or unasked is not None)):
             self._line.wake_first()
 
     async def wait_woken(self) -> None:
@@ -145,22 +149,33 @@ class Waiter:
         Whoever leaves by an exception before it waits again has not asked: the next in line is
         woken instead.
         """
-        self._end_lead()
         if self._asking:
             self._wakeups.probe_soon(self._line)  # woken in vain: what there is may not be due yet
         self._asking = False
-        await self._event.wait()
+        self.idle = not self._event.is_set()
+        try:
+            await self._event.wait()
+        finally:
+            self.idle = False
         self._asking = True
         self._event = trio.Event()
         self._stand()
 
     def wake(self) -> None:
+        self.idle = False
         self._event.set()
 
-    def _end_lead(self) -> None:
-        if self.lead is not None:
-            self.lead.end()
-            self.lead = None
+    def wake_to_ask(self, lead: Lead) -> None:
+        """Wake it, to ask behind a push."""
+        del self._line.waiters[self]
+        self._line.leads.update(dict.fromkeys(lead.keys, lead))
+        self._lead = lead
+        self.wake()
+
+    def take_lead(self) -> Lead | None:
+        """What it was woken to ask behind, if anything; who takes it ends it."""
+        lead, self._lead = self._lead, None
+        return lead
 
     def _stand(self) -> None:
         if self._wakeups.draining:
@@ -196,8 +211,8 @@ class Wakeups:
         # Narrows the probe of a line to some partitions, and is told what it finds.
         self.candidates: Candidates | None = None
 
-    def waiter(self, key: PopKey) -> Waiter:
-        """A place in the line of `key`, taken while its `with` block runs."""
+    def waiter(self, key: PopKey, room: int = 0) -> Waiter:
+        """A place in the line of `key`, taken while its `with` block runs; see `Waiter.room`."""
         line = self._lines.get(key)
         if line is None:
             interval = self._config.wait_initial_ms / 1000
@@ -205,7 +220,7 @@ class Wakeups:
             self._lines[key] = line
             self._by_queue.setdefault(key.queue, {})[key] = line
             self._schedule(line)
-        return Waiter(self, line)
+        return Waiter(self, line, room)
 
     def notify(self, keys: Iterable[Key], group: str | None = None) -> None:
         """Tell that each (queue, partition) may have something to claim; `group` None: for all."""
@@ -218,7 +233,7 @@ class Wakeups:
                     if (
                         line.key.partition in (None, partition)
                         and group in (None, line.key.group)
-                        and (queue, partition) not in line.leads
+                        and line.leads.pop((queue, partition), None) is None
                     ):
                         line.wake_first()
 
@@ -230,8 +245,12 @@ class Wakeups:
                 of_queues.setdefault(key[0], []).append(key)
         for queue, of_queue in of_queues.items():
             for line in self._by_queue[queue].values():
-                if line.waiters and (wanted := self._wanted(line, of_queue)):
-                    line.lead_first(Lead(push, wanted, line.leads))
+                waiter = line.first_to_lead()
+                if waiter is None:
+                    continue
+                wanted = self._wanted(line, of_queue)[: waiter.room]
+                if wanted:
+                    waiter.wake_to_ask(Lead(push, wanted, line.leads))
                     return
 
     def _wanted(self, line: _Line, keys: Sequence[Key]) -> list[Key]:

@@ -12,8 +12,8 @@ result is returned, and the *next* checkpoint raises Cancelled. A server that st
 costs the connection.
 
 **One statement may follow another.** With `on_sent`, `fetch` tells that its statement is on its
-way; until it is answered `fetch_behind` sends one more, which the server takes up at once, in a
-transaction of its own, instead of a round trip later. The answers come in that order.
+way; until it is answered `send_behind_nowait` sends one more, which the server takes up at once, in
+a transaction of its own, instead of a round trip later. The answers come in that order.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         # Set when the statement that one more may follow is answered; None: no such is on its way.
         self._turn: trio.Event | None = None
         self._unanswered = 0  # statements sent in pipeline mode
+        self._behind: _Prepared | None = None  # the second of them
 
     async def _set_up_session(self, settings: ConnectionSettings, grace: Grace) -> None:
         self.settings = settings
@@ -195,7 +196,7 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             raise self.translate(error, statement.name) from error
 
     def takes_one_more(self, statement: Statement) -> bool:
-        """Say whether `fetch_behind` may be called: one statement was sent, and none behind it."""
+        """Say whether it may be sent behind: one statement is on its way, and none behind it."""
         return (
             self._unanswered == 1
             and self._turn is not None
@@ -203,27 +204,37 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             and self.pgconn.status == pq.ConnStatus.OK
         )
 
-    async def fetch_behind(
-        self, statement: Statement, *params: Any, deadline_seconds: float | None = None
-    ) -> list[tuple[Any, ...]]:
-        """Run a statement behind the one that is on its way, where `takes_one_more` says so.
+    def send_behind_nowait(self, statement: Statement, *params: Any) -> None:
+        """Send a statement behind the one that is on its way, where `takes_one_more` says so.
 
-        As `fetch`; the deadline counts from the answer of the first, whose failure concerns this
-        one only if the connection is lost. Cancelled while the first still runs, it waits for both
-        answers up to GRACE; past it nobody reads them, which costs the connection.
+        The server runs it next, also if the first fails. Somebody has to wait for its turn and then
+        fetch its answer; otherwise the connection can't be used again.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        turn = self._turn
-        assert turn is not None  # noqa: S101 - the caller has asked
         try:
-            prepared = self._statements[statement]
-            self._send(prepared, params, pipelined=True)
+            self._send(self._statements[statement], params, pipelined=True)
             self.pgconn.flush()  # what doesn't fit now is sent before the answer is read
-            await self._wait_turn(turn)
+        except psycopg.Error as error:
+            raise self.translate(error, statement.name) from error
+        self._behind = self._statements[statement]
+
+    async def wait_turn(self) -> None:
+        """Wait until the first statement is answered, or has failed."""
+        if self._turn is not None:
+            await self._turn.wait()
+
+    async def fetch_behind(self, *, deadline_seconds: float | None = None) -> list[tuple[Any, ...]]:
+        """Return the rows of what was sent behind, when its turn has come.
+
+        Errors, cancellation and deadline are those of `fetch`. A failure of the first statement
+        concerns this one only if the connection was lost.
+        """
+        prepared, self._behind = self._behind, None
+        assert prepared is not None  # noqa: S101 - it was sent
+        try:
             async with self.lock:
                 return await self._finish(self._answer_gen(prepared), deadline_seconds)
         except psycopg.Error as error:
-            raise self.translate(error, statement.name) from error
+            raise self.translate(error, prepared.title) from error
 
     async def execute(self, *args: Any, **kwargs: Any) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         """Run a statement through a cursor, for cold paths: text format, never prepared.
@@ -244,19 +255,6 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
                 yield transaction
         except psycopg.Error as error:
             raise self.translate(error, "transaction") from error
-
-    async def _wait_turn(self, turn: trio.Event) -> None:
-        """Wait for the first statement's answer, through a cancellation up to GRACE."""
-        try:
-            await turn.wait()
-        except trio.Cancelled as error:  # noqa: ASYNC103
-            cancelled = error  # the late shield: what was sent will run
-        else:
-            return
-        with self.grace.shield():
-            await turn.wait()
-        if not turn.is_set():
-            raise cancelled
 
     def _fetch_gen(
         self, statement: Statement, params: Sequence[Any]

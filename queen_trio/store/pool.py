@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -32,7 +33,7 @@ from queen_trio.store.connection import Statement, StatementLost, TrioConnection
 from queen_trio.store.sqlstate import TOO_MANY_CONNECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
@@ -57,6 +58,9 @@ CONCURRENT_CONNECTS: Final = 4
 
 IDLE_SECONDS: Final = 300.0  # surplus connections outlive a burst, not the afternoon
 MAINTENANCE_SECONDS: Final = 5.0  # one idle check and, below the full size, one step of regrowth
+# How long who sent a statement behind another waits for its turn: several times what a call takes
+# on a disk that is not troubled.
+BEHIND_SECONDS: Final = 0.02
 CLOSE_SECONDS: Final = 5.0  # for the users of connections at close; they normally left before
 
 
@@ -80,6 +84,10 @@ class PoolStatistics:
     closed_total: int
     connect_failures_total: int
     timeouts_total: int
+
+
+Undo = Callable[["TrioConnection", list[tuple[Any, ...]]], Awaitable[None]]
+"""Takes back what a statement did, given the connection that it ran on, and its rows."""
 
 
 class Admission(Protocol):
@@ -122,7 +130,8 @@ class Pool:
         self._limit = size
         self._idle: list[_Idle] = []
         self._in_use: set[TrioConnection] = set()
-        self._shared: set[TrioConnection] = set()  # those of them that two statements use
+        # Those of them that two statements use: whichever ends first leaves them to the other.
+        self._shared: set[TrioConnection] = set()
         self._connecting = 0
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
         self._closed = False
@@ -295,7 +304,7 @@ class Pool:
     def _put(self, connection: TrioConnection) -> None:
         """Take a connection back; never blocks, so it is safe in a `finally` under cancellation."""
         if connection in self._shared:
-            self._shared.discard(connection)  # the other one brings it
+            self._shared.discard(connection)
             return
         self._in_use.discard(connection)
         if self._closed or not connection.reusable:
@@ -305,6 +314,15 @@ class Pool:
             self._hand_out(connection)
         if self._closed and not self._in_use:
             self._drained.set()
+
+    async def _undo(self, connection: TrioConnection, undo: Undo, seconds: float) -> None:
+        """Wait for the answer that nobody wants any more, and take back what it stands for."""
+        try:
+            await connection.wait_turn()
+            with suppress(DatabaseError):  # a claim that stays then ends as its lease does
+                await undo(connection, await connection.fetch_behind(deadline_seconds=seconds))
+        finally:
+            self._put(connection)
 
     def _hand_out(self, connection: TrioConnection) -> None:
         """Give a usable connection to the first in the queue, or keep it for the next request."""
@@ -433,20 +451,36 @@ class Sent:
         self._connection = connection
 
     async def fetch(
-        self, statement: Statement, *params: Any, statement_seconds: float = SERVING_SECONDS
+        self,
+        statement: Statement,
+        *params: Any,
+        undo: Undo,
+        statement_seconds: float = SERVING_SECONDS,
     ) -> list[tuple[Any, ...]]:
         """Run `statement` next, or as `Pool.fetch` does where it is too late for that.
 
-        A lost prepared statement is not retried: `StatementLost`.
+        When the first one isn't answered within BEHIND_SECONDS this raises `DatabaseUnavailable`.
+        What was sent will run all the same; then, and when cancelled before, the pool waits for its
+        answer and lets `undo` take back what it did. A lost prepared statement is not retried.
         """
         pool, connection = self._pool, self._connection
         if not connection.takes_one_more(statement):
             return await pool.fetch(statement, *params, statement_seconds=statement_seconds)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        connection.send_behind_nowait(statement, *params)
         pool._shared.add(connection)
+        its_turn = False
         try:
-            return await connection.fetch_behind(
-                statement, *params, deadline_seconds=statement_seconds
-            )
+            with trio.move_on_after(BEHIND_SECONDS):
+                await connection.wait_turn()
+                its_turn = True
+        finally:
+            if not its_turn:
+                pool._nursery.start_soon(pool._undo, connection, undo, statement_seconds)
+        if not its_turn:
+            raise DatabaseUnavailable(f"{statement.name}: the statement in front of it lasts")
+        try:
+            return await connection.fetch_behind(deadline_seconds=statement_seconds)
         finally:
             pool._put(connection)
 

@@ -268,18 +268,33 @@ class Store:
         candidates: Sequence[str] | None = None,
         patience_seconds: float = SERVING_SECONDS,
         behind: Sent | None = None,
+        on_given_back: Callable[[Sequence[PopRow]], None] | None = None,
     ) -> list[PopRow]:
         """Claim messages, from these partitions where `candidates` names some.
 
         Without candidates no rows mean that there is nothing to take now. `patience_seconds` may
         shorten the statement's deadline: a claim that comes too late is only a lease. `behind` is a
-        push that may bring what is asked for.
+        push that may bring what is asked for: see `Sent.fetch`. A claim that comes when nobody
+        waits for it any more is given back, and `on_given_back` told; not one with `auto_ack`.
         """
-        rows = await (self.pool if behind is None else behind).fetch(
-            _POP, self.tenant, queue, partition, namespace, task, group, batch, partitions,
-            lease_seconds, auto_ack, lease_id, mode, since, waited, max_bytes, candidates,
-            statement_seconds=patience_seconds,
+        arguments = (
+            self.tenant, queue, partition, namespace, task, group, batch, partitions, lease_seconds,
+            auto_ack, lease_id, mode, since, waited, max_bytes, candidates,
         )  # fmt: skip
+        if behind is None:
+            rows = await self.pool.fetch(_POP, *arguments, statement_seconds=patience_seconds)
+        else:
+
+            async def give_back(connection: TrioConnection, rows: list[tuple[Any, ...]]) -> None:
+                claimed = [row for row in map(PopRow._make, rows) if row.verdict is None]
+                if claimed:
+                    await connection.fetch(_RELEASE, lease_id)
+                    if on_given_back is not None:
+                        on_given_back(claimed)
+
+            rows = await behind.fetch(
+                _POP, *arguments, undo=give_back, statement_seconds=patience_seconds
+            )
         return [PopRow(*row) for row in rows]
 
     async def candidates(

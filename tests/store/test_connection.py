@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import uuid
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -353,11 +354,13 @@ class Pair:
             return
         with self.scope:
             try:
-                self.second = await self.conn.fetch_behind(statement, *params)
+                self.conn.send_behind_nowait(statement, *params)
+                assert not self.conn.takes_one_more(statement)
+                await self.conn.wait_turn()
+                self.second = await self.conn.fetch_behind()
             except DatabaseError as error:
                 self.second = error
             self.order.append("second")
-            assert not self.conn.takes_one_more(statement)
 
 
 TRANSACTION = Statement("transaction", "SELECT pg_current_xact_id()::text::bigint, $1::bigint")
@@ -437,12 +440,11 @@ async def test_a_second_that_can_not_be_written_leaves_the_first_alone(
 ) -> None:
     await conn.fetch(TRANSACTION, 0)
 
-    async def follow() -> None:
+    def follow() -> None:
         with pytest.raises(TypeError, match="transaction takes 1 parameters, got 0"):
-            await conn.fetch_behind(TRANSACTION)
+            conn.send_behind_nowait(TRANSACTION)
 
-    async with trio.open_nursery() as nursery:
-        assert await conn.fetch(SLEEP, 0.05, on_sent=lambda: nursery.start_soon(follow))
+    assert await conn.fetch(SLEEP, 0.0, on_sent=follow) == [("",)]
     assert conn.reusable
 
 
@@ -461,35 +463,23 @@ async def test_the_deadline_of_the_first_is_not_the_second_s(conn: TrioConnectio
     assert conn.reusable
 
 
-@pytest.mark.parametrize("end", ["answer", "grace"])
-async def test_the_second_cancelled_while_the_first_runs(
-    settings: ConnectionSettings, end: str
-) -> None:
-    """It gets its rows all the same; or is given up, and then the connection too."""
-    grace = 60.0 if end == "answer" else 0.02
-    async with (
-        await connect(settings) as other,
-        await connect(settings, grace=Grace(grace)) as conn,
-    ):
-        await conn.fetch(TRANSACTION, 0)
-        with trio.fail_after(10):
-            async with trio.open_nursery() as nursery:
-                pair = Pair(conn, nursery)
-                async with other.transaction():
-                    await other.fetch(LOCK, 7)
-                    nursery.start_soon(pair.run, (LOCK, 7), (TRANSACTION, 2))
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-                    pair.scope.cancel()
-                    if end == "grace":
-                        await trio.testing.wait_all_tasks_blocked(2 * grace)
-        assert pair.first == [("",)]
-        if end == "answer":
-            assert pair.second[0][1] == 2
-            assert conn.reusable
-        else:
-            assert pair.scope.cancelled_caught
-            assert pair.second is None
-            assert not conn.reusable
+async def test_an_answer_that_nobody_fetches_costs_the_connection(conn: TrioConnection) -> None:
+    await conn.fetch(TRANSACTION, 0)
+    sent = partial(conn.send_behind_nowait, TRANSACTION, 2)
+    assert await conn.fetch(SLEEP, 0.0, on_sent=sent) == [("",)]
+    assert not conn.reusable
+
+
+async def test_the_second_cancelled_while_it_runs_gets_its_rows(conn: TrioConnection) -> None:
+    await conn.fetch(SLEEP, 0.0)
+    with trio.fail_after(10), trio.CancelScope() as scope:
+        await conn.fetch(TRANSACTION, 1, on_sent=partial(conn.send_behind_nowait, SLEEP, 0.05))
+        await conn.wait_turn()
+        scope.cancel()
+        assert await conn.fetch_behind() == [("",)]
+        await trio.lowlevel.checkpoint()
+        pytest.fail("the next checkpoint raises")
+    assert conn.reusable
 
 
 # -- statement deadline ------------------------------------------------------------------------

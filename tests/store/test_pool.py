@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -12,9 +13,10 @@ import trio
 from attrs import evolve
 
 from queen_trio.errors import DatabaseError, DatabaseUnavailable
-from queen_trio.store.connection import Statement
+from queen_trio.store.connection import Statement, connect
 from queen_trio.store.pool import (
     BACKOFF_MAX_SECONDS,
+    BEHIND_SECONDS,
     CONCURRENT_CONNECTS,
     IDLE_SECONDS,
     Pool,
@@ -24,7 +26,7 @@ from queen_trio.store.pool import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from trio.testing import MockClock
@@ -459,15 +461,38 @@ async def test_the_impatient_notice_that_the_server_is_back(own_cluster: Cluster
 # -- one statement behind another ----------------------------------------------------------------
 
 
+class Undone:
+    """Takes back nothing, but notes what it should have."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+
+    async def __call__(self, connection: TrioConnection, rows: list[tuple[Any, ...]]) -> None:
+        assert await connection.fetch(ONE) == [(1,)]  # it can be used for that
+        self.rows += rows
+
+
+LOCK = Statement("lock", "SELECT pg_advisory_xact_lock(7)::text")
+
+
+@asynccontextmanager
+async def locked(settings: ConnectionSettings) -> AsyncIterator[None]:
+    """Hold the lock that LOCK waits for."""
+    async with await connect(settings) as other, other.transaction():
+        await other.fetch(LOCK)
+        yield
+
+
 async def test_two_statements_share_a_connection_which_comes_back_once(
     settings: ConnectionSettings,
 ) -> None:
+    undone = Undone()
     async with open_pool(settings, 1) as pool:
         [(backend,)] = await pool.fetch(BACKEND)
         answers: list[int] = []
 
         async def follow(sent: Sent) -> None:
-            [(one,)] = await sent.fetch(BACKEND)
+            [(one,)] = await sent.fetch(BACKEND, undo=undone)
             answers.append(one)
 
         with trio.fail_after(10):
@@ -476,36 +501,91 @@ async def test_two_statements_share_a_connection_which_comes_back_once(
                     await pool.fetch(SLEEP, 0.0, on_sent=partial(nursery.start_soon, follow))
                 assert (pool.statistics().idle, pool.statistics().in_use) == (1, 0)
         assert answers == [backend] * 20
-
-
-@pytest.mark.parametrize("ending", ["first", "second"])
-async def test_a_connection_is_in_use_until_both_have_ended(
-    settings: ConnectionSettings, ending: str
-) -> None:
-    """Whichever of the two ends first: here because it is cancelled before it is sent."""
-    async with open_pool(settings, 1) as pool:
-        await pool.fetch(BACKEND)
-        with trio.fail_after(10), trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-
-                async def follow(sent: Sent) -> None:
-                    if ending == "second":
-                        with trio.CancelScope() as own:
-                            own.cancel()
-                            await sent.fetch(BACKEND)
-                        assert own.cancelled_caught
-                        assert pool.statistics().in_use == 1
-                    else:
-                        await sent.fetch(SLEEP, 0.02)
-
-                await pool.fetch(SLEEP, 0.02, on_sent=partial(nursery.start_soon, follow))
-        assert not scope.cancel_called
-        assert (pool.statistics().idle, pool.statistics().in_use) == (1, 0)
+    assert undone.rows == []
 
 
 async def test_what_comes_too_late_to_follow_runs_by_itself(settings: ConnectionSettings) -> None:
     async with open_pool(settings, 1) as pool:
         sent: list[Sent] = []
         await pool.fetch(ONE, on_sent=sent.append)
-        assert await sent[0].fetch(ONE) == [(1,)]
+        assert await sent[0].fetch(ONE, undo=Undone()) == [(1,)]
         assert (pool.statistics().idle, pool.statistics().in_use) == (1, 0)
+
+
+async def test_a_follower_cancelled_before_it_is_sent_leaves_nothing(
+    settings: ConnectionSettings,
+) -> None:
+    undone = Undone()
+    async with open_pool(settings, 1) as pool:
+        await pool.fetch(BACKEND)
+
+        async def follow(sent: Sent) -> None:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await sent.fetch(BACKEND, undo=undone)
+            assert scope.cancelled_caught
+
+        async with trio.open_nursery() as nursery:
+            await pool.fetch(SLEEP, 0.02, on_sent=partial(nursery.start_soon, follow))
+        assert (pool.statistics().idle, pool.statistics().in_use) == (1, 0)
+    assert undone.rows == []
+
+
+@pytest.mark.parametrize("leaves", ["patience", "cancel"])
+async def test_who_leaves_before_its_turn_has_it_undone(
+    settings: ConnectionSettings, leaves: str
+) -> None:
+    undone = Undone()
+    async with open_pool(settings, 1) as pool:
+        for statement in (ONE, BACKEND, LOCK):
+            await pool.fetch(statement)
+        left = trio.Event()
+
+        async def follow(sent: Sent) -> None:
+            with trio.CancelScope() as scope:
+                if leaves == "cancel":
+                    scope.deadline = trio.current_time() + BEHIND_SECONDS / 4
+                with suppress(DatabaseUnavailable):
+                    await sent.fetch(BACKEND, undo=undone)
+                    pytest.fail("the first one is not answered yet")
+            assert scope.cancelled_caught == (leaves == "cancel")
+            left.set()
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery, locked(settings):
+                nursery.start_soon(
+                    partial(pool.fetch, LOCK, on_sent=partial(nursery.start_soon, follow))
+                )
+                await left.wait()
+                assert (undone.rows, pool.statistics().in_use) == ([], 1)
+            await wait_until(lambda: pool.statistics().idle == 1)
+        assert undone.rows == await pool.fetch(BACKEND)
+
+
+async def test_the_pool_closes_when_what_is_behind_is_undone(settings: ConnectionSettings) -> None:
+    """A shutdown in which a push is committed late still gives back what was claimed behind it."""
+    undone = Undone()
+    pools: list[Pool] = []
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery, open_pool(settings, 1) as pool:
+            pools.append(pool)
+            for statement in (ONE, BACKEND):
+                await pool.fetch(statement)
+            left = trio.Event()
+
+            async def follow(sent: Sent) -> None:
+                with pytest.raises(DatabaseUnavailable, match="the statement in front of it lasts"):
+                    await sent.fetch(BACKEND, undo=undone)
+                left.set()
+
+            on_sent = partial(nursery.start_soon, follow)
+            nursery.start_soon(partial(pool.fetch, LOCK, on_sent=on_sent))
+            await left.wait()
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery, locked(settings):
+            nursery.start_soon(run)
+            await wait_until(lambda: bool(pools) and pools[0]._closed)
+            assert undone.rows == []
+    assert len(undone.rows) == 1

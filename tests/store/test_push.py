@@ -126,7 +126,7 @@ class TestAllocation:
     async def test_created_is_what_was_committed_after_the_wait_for_the_lock(
         self, log: Log, settings: ConnectionSettings
     ) -> None:
-        """Who subscribed while a push waited gets what it brings; the lock's holder writes nothing."""
+        """Who subscribed while a push waited gets what it brings. The holder writes nothing."""
         await log.push("before")
         async with (
             await connect(settings) as other,

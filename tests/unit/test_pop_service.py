@@ -22,13 +22,16 @@ from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.ids import Uuid7
 from queen_trio.model.message import hash_of
 from queen_trio.model.pop import Claim, PopRequest
+from queen_trio.store.connection import IDLE, connect
 from queen_trio.store.queries import NOTHING_VERIFIED, PopRow, Store
 from queen_trio.store.system import SystemStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
+    from queen_trio.store.connection import TrioConnection
     from queen_trio.store.pool import Pool
+    from queen_trio.store.settings import ConnectionSettings
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -84,6 +87,7 @@ class Scene:
             config,
         )
         self.claims: list[Claim | None] = []
+        self.nursery: trio.Nursery
 
     async def push(self, partition: str, *, name: str = "") -> bool:
         """Two messages, in a push that may lead a parked pop; False when they were duplicates."""
@@ -99,14 +103,16 @@ class Scene:
         self.hints.messages_available(keys)
         return True
 
-    async def pop(self, wait: float | None = None, partition: str | None = None) -> None:
+    async def pop(
+        self, wait: float | None = None, partition: str | None = None, **options: Any
+    ) -> None:
         request = PopRequest(
             queue="q",
             partition=partition,
             mode=SubscriptionMode.ALL,
-            batch=2,
             partitions=None,
             timeout=wait,
+            **{"batch": 2, **options},
         )
         self.claims.append(await self.pops.pop(request))
 
@@ -234,4 +240,152 @@ async def test_one_pop_is_led_to_all_of_a_push_that_it_may_have(scene: Scene) ->
                 partial(scene.wakeups.lead, keys),
             )  # fmt: skip
     assert scene.claims[-1] is not None
-    assert [part.partition for part in scene.claims[-1].partitions] == ["a", "b"]
+    assert {part.partition for part in scene.claims[-1].partitions} == {"a", "b"}
+
+
+@pytest.fixture
+async def held(scene: Scene, settings: ConnectionSettings) -> AsyncIterator[trio.Event]:
+    """Partition a is locked until the event is set, and a push into it waits for that.
+
+    A pop is parked on the queue, or on the partition, before: `scene.park` says how.
+    """
+    for name in "ab":
+        await scene.push(name)
+    for _ in "ab":
+        await scene.pop()
+        await scene.ack()
+    scene.claims.clear()
+    free = trio.Event()
+    async with trio.open_nursery() as nursery:
+        scene.nursery = nursery
+        async with await connect(settings) as other:
+            await other.execute("BEGIN")
+            await other.execute(
+                "SELECT FROM queen.log_partitions WHERE name = 'a' FOR NO KEY UPDATE"
+            )
+            nursery.start_soon(_end, other, free)
+            yield free
+            free.set()
+            await wait_until(lambda: other.pgconn.transaction_status == IDLE)
+        nursery.cancel_scope.cancel()
+
+
+async def _end(connection: TrioConnection, free: trio.Event) -> None:
+    await free.wait()
+    await connection.execute("COMMIT")
+
+
+async def lead_behind_what_waits(scene: Scene, **pop: Any) -> None:
+    scene.nursery.start_soon(partial(scene.pop, **pop))
+    await scene.wait_parked()
+    scene.nursery.start_soon(partial(scene.push, "a", name="held"))
+    await wait_until(lambda: scene.store.behind == 1)
+
+
+async def test_a_push_that_waits_keeps_nobody_from_what_else_is_committed(
+    scene: Scene, held: trio.Event
+) -> None:
+    with trio.fail_after(5):
+        await lead_behind_what_waits(scene, wait=30.0)
+        await scene.push("b", name="more")
+        await wait_until(lambda: bool(scene.claims))
+        [claim] = scene.claims
+        assert claim is not None
+        assert [part.partition for part in claim.partitions] == ["b"]
+        held.set()
+        await scene.pop(30.0)  # what the late answer had claimed was given back
+        claim = scene.claims[-1]
+        assert claim is not None
+        [part] = claim.partitions
+        assert (part.partition, part.delivery_attempt) == ("a", 1)
+
+
+async def test_a_push_that_waits_makes_no_pop_late(scene: Scene, held: trio.Event) -> None:
+    with trio.fail_after(5):
+        start = trio.current_time()
+        await lead_behind_what_waits(scene, wait=0.2)
+        await wait_until(lambda: bool(scene.claims))
+        assert scene.claims == [None]
+        assert trio.current_time() - start < 2
+
+
+async def test_what_a_late_answer_claims_is_given_back_and_told(
+    scene: Scene, held: trio.Event
+) -> None:
+    """Two pops: the first was led, and has gone home when the push is committed."""
+    with trio.fail_after(5):
+        await lead_behind_what_waits(scene, wait=0.2)
+        await wait_until(lambda: bool(scene.claims))
+        scene.nursery.start_soon(scene.pop, 30.0)
+        await scene.wait_parked()
+        held.set()
+        await wait_until(lambda: len(scene.claims) == 2)
+    assert scene.claims[1] is not None
+    assert scene.claims[1].count == 2
+
+
+async def test_in_a_shutdown_what_is_claimed_behind_a_push_is_given_back(
+    scene: Scene, held: trio.Event
+) -> None:
+    with trio.fail_after(5):
+        await lead_behind_what_waits(scene, wait=30.0)
+        scene.store.pool.grace.limit(trio.current_time() + 4)
+        scene.wakeups.drain()
+        await wait_until(lambda: scene.claims == [None])
+        held.set()
+        async with scene.store.pool.acquire() as connection:
+            read = "SELECT count(*) FROM queen.log_consumers WHERE committed < 3"
+            leased = "SELECT count(*) FROM queen.log_consumers WHERE batch_end IS NOT NULL"
+
+            async def count(query: str) -> int:
+                [(number,)] = await (await connection.execute(query)).fetchall()
+                return int(number)
+
+            while await count("SELECT max(last_offset) FROM queen.log_partitions") < 3:
+                pass
+            while await count(leased):
+                pass
+            assert await count(read) == 2
+
+
+async def test_a_pop_that_acknowledges_at_once_is_not_led(scene: Scene) -> None:
+    """What it takes is gone for good, also when nobody is there any more to get it."""
+    await scene.push("a")
+    await scene.pop()
+    await scene.ack()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(scene.pop, 30.0, auto_ack=True))
+            await scene.wait_parked()
+            await scene.push("a", name="more")
+    assert scene.store.behind == 0
+    assert scene.claims[-1] is not None
+
+
+@pytest.mark.parametrize("hotlist", [True, False])
+async def test_a_push_into_many_partitions_serves_as_many(scene: Scene, hotlist: bool) -> None:
+    names = "abcd"
+    for name in names:
+        await scene.push(name)
+        await scene.pop()
+        await scene.ack()
+    if not hotlist:
+        scene.wakeups.candidates = scene.pops._candidates = None
+    keys = [("q", name) for name in names]
+    encoded = scene.encryption.encode("q", [b'{"id":"1","data":1}'])
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            for _ in names:
+                nursery.start_soon(partial(scene.pop, 30.0, batch=1))
+                await scene.wait_parked()
+            await scene.store.push(
+                ["q"] * 4, list(names), [1] * 4, [encoded.size] * 4,
+                [hash_of(f"new{name}") for name in names], [encoded.blob] * 4,
+                [NOTHING_VERIFIED] * 4, [None] * 4, [None] * 4, None,
+                partial(scene.wakeups.lead, keys),
+            )  # fmt: skip
+            if hotlist:
+                scene.hints.messages_available(keys)
+            else:
+                scene.wakeups.notify(keys)
+    assert sorted(claim.partitions[0].partition for claim in scene.claims[4:] if claim) == [*names]

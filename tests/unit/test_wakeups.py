@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -12,7 +13,6 @@ from queen_trio.broker.wakeups import (
     TICK_SECONDS,
     Lead,
     PopKey,
-    Waiter,
     Wakeups,
 )
 from queen_trio.config import PopConfig
@@ -382,50 +382,76 @@ def test_who_was_served_keeps_its_wake() -> None:
 # -- pushes on their way -------------------------------------------------------------------------
 
 
-async def lead(
-    scene: Scene, name: str, where: PopKey, then: Callable[[Waiter], Awaitable[object]]
-) -> trio.CancelScope:
-    """Park a pop that does something with what it was woken for."""
-    scope = trio.CancelScope()
+class Led:
+    """A parked pop that a push may lead, and what it does with that."""
 
-    async def pop() -> None:
-        with scope, scene.wakeups.waiter(where) as waiter:
+    def __init__(self, scene: Scene, name: str, where: PopKey, room: int = 100) -> None:
+        self.scene = scene
+        self.name = name
+        self.where = where
+        self.room = room
+        self.leads: list[Lead] = []
+        self.answered = trio.Event()
+        self.scope = trio.CancelScope()
+
+    async def park(self) -> Led:
+        self.scene.nursery.start_soon(self._pop)
+        await wait_all_tasks_blocked()
+        return self
+
+    async def _pop(self) -> None:
+        with self.scope, self.scene.wakeups.waiter(self.where, self.room) as waiter:
             await waiter.wait_woken()
-            await then(waiter)
-            scene.woken.append(name)
-
-    scene.nursery.start_soon(pop)
-    await wait_all_tasks_blocked()
-    return scope
-
-
-async def ask_forever(waiter: Waiter) -> None:
-    assert waiter.lead is not None
-    await trio.sleep_forever()
+            if lead := waiter.take_lead():
+                self.leads.append(lead)
+                try:
+                    await self.answered.wait()
+                finally:
+                    lead.end()
+            self.scene.woken.append(self.name)
 
 
 def test_a_push_on_its_way_leads_one_and_its_news_wakes_no_other() -> None:
     async def scenario(scene: Scene) -> None:
-        answered = trio.Event()
-        leads: list[Lead | None] = []
-
-        async def ask(waiter: Waiter) -> None:
-            leads.append(waiter.lead)
-            await answered.wait()
-            assert waiter.lead is not None
-            waiter.lead.end()
-
-        await lead(scene, "led", key(), ask)
+        led = await Led(scene, "led", key()).park()
         await scene.park("other", key())
         scene.wakeups.lead([("x", "p"), ("q", "p"), ("q", "r")], PUSH)
         await wait_all_tasks_blocked()
-        assert [found and found.keys for found in leads] == [[("q", "p"), ("q", "r")]]
+        assert [lead.keys for lead in led.leads] == [[("q", "p"), ("q", "r")]]
         scene.wakeups.notify([("q", "p"), ("q", "r")])
         await wait_all_tasks_blocked()
-        answered.set()
+        led.answered.set()
         await wait_all_tasks_blocked()
         assert scene.woken == ["led"]
-        scene.wakeups.notify([("q", "p")])  # and what comes later is news again
+
+    play(scenario)
+
+
+def test_the_second_news_of_a_partition_is_another_s() -> None:
+    """The first is the push's own; what else is committed there the led pop may have missed."""
+
+    async def scenario(scene: Scene) -> None:
+        await Led(scene, "led", key()).park()
+        await scene.park("other", key())
+        scene.wakeups.lead([("q", "p")], PUSH)
+        scene.wakeups.notify([("q", "p")])
+        await wait_all_tasks_blocked()
+        assert scene.woken == []
+        scene.wakeups.notify([("q", "p")])
+        await wait_all_tasks_blocked()
+        assert scene.woken == ["other"]
+
+    play(scenario)
+
+
+def test_news_after_the_answer_wakes_even_if_the_push_s_own_never_came() -> None:
+    async def scenario(scene: Scene) -> None:
+        led = await Led(scene, "led", key()).park()
+        await scene.park("other", key())
+        scene.wakeups.lead([("q", "p")], PUSH)
+        led.answered.set()
+        await wait_all_tasks_blocked()
+        scene.wakeups.notify([("q", "p")])
         await wait_all_tasks_blocked()
         assert scene.woken == ["led", "other"]
 
@@ -434,7 +460,7 @@ def test_a_push_on_its_way_leads_one_and_its_news_wakes_no_other() -> None:
 
 def test_news_of_other_partitions_wakes_while_a_pop_is_led() -> None:
     async def scenario(scene: Scene) -> None:
-        await lead(scene, "led", key(), ask_forever)
+        await Led(scene, "led", key()).park()
         await scene.park("other", key())
         scene.wakeups.lead([("q", "p")], PUSH)
         scene.wakeups.notify([("q", "r")])
@@ -444,56 +470,89 @@ def test_news_of_other_partitions_wakes_while_a_pop_is_led() -> None:
     play(scenario)
 
 
+def test_a_push_leads_to_no_more_partitions_than_the_pop_can_take() -> None:
+    async def scenario(scene: Scene) -> None:
+        led = await Led(scene, "led", key(), room=2).park()
+        keys = [("q", name) for name in "abc"]
+        scene.wakeups.lead(keys, PUSH)
+        await wait_all_tasks_blocked()
+        assert [lead.keys for lead in led.leads] == [keys[:2]]
+
+    play(scenario)
+
+
 def test_two_pushes_into_a_partition_lead_one_pop() -> None:
     async def scenario(scene: Scene) -> None:
-        await lead(scene, "led", key(), ask_forever)
-        await scene.park("other", key())
+        pops = [await Led(scene, name, key()).park() for name in ("first", "second")]
         for _ in range(2):
             scene.wakeups.lead([("q", "p")], PUSH)
             await wait_all_tasks_blocked()
-        assert scene.woken == []
+        assert [len(pop.leads) for pop in pops] == [1, 0]
+
+    play(scenario)
+
+
+def test_who_can_not_be_led_or_does_not_wait_yet_is_passed_over() -> None:
+    async def scenario(scene: Scene) -> None:
+        await Led(scene, "autoAck", key(), room=0).park()
+        with scene.wakeups.waiter(key(), 100):  # asks for the first time
+            third = await Led(scene, "third", key()).park()
+            for name in "pr":
+                scene.wakeups.lead([("q", name)], PUSH)
+            await wait_all_tasks_blocked()
+        assert [lead.keys for lead in third.leads] == [[("q", "p")]]
 
     play(scenario)
 
 
 def test_only_who_waits_for_the_partition_is_led() -> None:
     async def scenario(scene: Scene) -> None:
-        for where in (key(partition="r"), key("other"), key(None)):
-            await scene.park(str(where), where)
-        await lead(scene, "led", key(partition="p"), ask_forever)
+        others = [key(partition="r"), key("other"), key(None)]
+        pops = [await Led(scene, str(where), where).park() for where in others]
+        led = await Led(scene, "led", key(partition="p")).park()
         scene.wakeups.lead([("q", "p")], PUSH)
         await wait_all_tasks_blocked()
-        assert scene.woken == []
-        assert scene.wakeups.statistics().parked == 4
+        assert [len(pop.leads) for pop in (*pops, led)] == [0, 0, 0, 1]
 
     play(scenario)
 
 
 def test_who_is_led_and_cancelled_passes_the_wake_on() -> None:
     async def scenario(scene: Scene) -> None:
-        scope = await lead(scene, "gone", key(), ask_forever)
+        led = await Led(scene, "gone", key()).park()
         await scene.park("next", key())
         scene.wakeups.lead([("q", "p")], PUSH)
         await wait_all_tasks_blocked()
         scene.wakeups.notify([("q", "p")])
-        scope.cancel()
+        led.scope.cancel()
         await wait_all_tasks_blocked()
         assert scene.woken == ["next"]
 
     play(scenario)
 
 
-def test_a_lead_that_nobody_took_up_keeps_no_news_back() -> None:
-    async def scenario(scene: Scene) -> None:
-        async def ignore(waiter: Waiter) -> None:
-            await waiter.wait_woken()
+@pytest.mark.parametrize("again", [False, True])
+def test_who_leaves_without_having_asked_passes_the_wake_on(again: bool) -> None:
+    """Pops were in maintenance, say, until its time was over."""
 
-        await lead(scene, "led", key(), ignore)
+    async def scenario(scene: Scene) -> None:
+        async def pop() -> None:
+            with scene.wakeups.waiter(key(), 100) as waiter:
+                await waiter.wait_woken()
+                scene.wakeups.notify([("q", "p")])
+                if again:
+                    scene.wakeups.lead([("q", "r")], PUSH)  # not to who is about to ask
+
+        scene.nursery.start_soon(pop)
+        await wait_all_tasks_blocked()
+        await scene.park("next", key())
         scene.wakeups.lead([("q", "p")], PUSH)
         await wait_all_tasks_blocked()
+        assert scene.woken == ["next"]
+        await scene.park("later", key())
         scene.wakeups.notify([("q", "p")])
         await wait_all_tasks_blocked()
-        assert scene.woken == ["led"]
+        assert scene.woken == ["next", "later"]
 
     play(scenario)
 
