@@ -10,7 +10,7 @@ import trio
 from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.pop import Claim, ClaimedPartition, ClaimedSegment, PopRequest
 from queen_trio.store.elapsed import Elapsed
-from queen_trio.store.pool import SERVING_SECONDS
+from queen_trio.store.pool import SERVING_SECONDS, FirstLasts
 from queen_trio.store.segments import Reader
 
 from .outage import ride_out
@@ -164,6 +164,9 @@ class PopService:
                 rows = await self._ask_about(
                     names, ring, self._candidates, request, lease_id, arrival, lead.push
                 )
+        except FirstLasts:
+            self._wakeups.rest_leads()
+            return None
         except DatabaseUnavailable:
             return None
         claim = self._claim_of(request, lease_id, rows)

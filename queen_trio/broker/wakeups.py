@@ -9,7 +9,8 @@ the next thing falls due (a delayed message, the end of a lease), and is repeate
 
 A push that is on its way to the database leads one of those who wait for it: that pop's question
 goes right behind it and finds what it has committed. The news of the commit, which comes in
-between, is then no reason to wake another; the next news of that partition is.
+between, is then no reason to wake another; the next news of that partition is, and any after the
+answer. Where pushes take long this doesn't pay, and rests for a while.
 
 A pop enlists *before* it asks the database: a message committed while it asks sets its event, so no
 wake falls between asking and waiting. A wake that its receiver no longer needs is passed on.
@@ -48,7 +49,9 @@ PROBE_MAX_LINES: Final = 250
 # Thousands of lines take milliseconds: after so many others have their turn.
 LINES_A_TURN: Final = 50
 # A push looks at so many of a line for one that it can lead.
-LEAD_MOST: Final = 16
+LOOK_AT_MOST: Final = 16
+# After a push that lasted, none leads for so long.
+REST_SECONDS: Final = 5.0
 _NOTHING: Final = (0, inf)
 
 
@@ -84,10 +87,10 @@ class _Line:
             waiter.wake()
             break
 
-    def first_to_lead(self) -> Waiter | None:
-        """One of those that have waited longest which can be led, and isn't asking already."""
-        first = islice(self.waiters, LEAD_MOST)
-        return next((waiter for waiter in first if waiter.room and waiter.idle), None)
+    def first_idle(self) -> Waiter | None:
+        """The one that has waited longest; None where the first ones are all asking already."""
+        first = islice(self.waiters, LOOK_AT_MOST)
+        return next((waiter for waiter in first if waiter.idle), None)
 
     def wake_all(self) -> None:
         for waiter in self.waiters:
@@ -97,14 +100,17 @@ class _Line:
 
 @frozen(eq=False)
 class Lead:
-    """What a pop may ask behind: a push that is on its way, and those of its keys that it wants."""
+    """What a pop may ask behind: a push that is on its way, and those of its keys that it wants.
+
+    Until `end` it keeps one news of each key back, the push's own.
+    """
 
     push: Sent
     keys: list[Key]
     _leads: dict[Key, Lead]
 
     def end(self) -> None:
-        """Say that the answer is there: all news of its keys wakes somebody again."""
+        """Let all news wake somebody again; whoever has it does that when the answer is there."""
         for key in self.keys:
             if self._leads.get(key) is self:
                 del self._leads[key]
@@ -124,7 +130,7 @@ class Waiter:
         self._event = trio.Event()
         self._asking = False  # woken, and what for is not yet decided
         self.room = room
-        self.idle = False  # waits, and is not about to wake
+        self.idle = False  # waits for a wake, and has none yet
         self._lead: Lead | None = None
 
     def __enter__(self) -> Waiter:
@@ -162,6 +168,7 @@ class Waiter:
         self._stand()
 
     def wake(self) -> None:
+        """Let it ask; whoever calls takes it out of the line."""
         self.idle = False
         self._event.set()
 
@@ -173,7 +180,7 @@ class Waiter:
         self.wake()
 
     def take_lead(self) -> Lead | None:
-        """What it was woken to ask behind, if anything; who takes it ends it."""
+        """Take what it was woken to ask behind, if anything, and owe its `end`."""
         lead, self._lead = self._lead, None
         return lead
 
@@ -207,6 +214,7 @@ class Wakeups:
         self._bounded: set[trio.CancelScope] = set()
         self.parked = 0
         self._asking = 0
+        self._rests_until = -inf
         self.draining = False
         # Narrows the probe of a line to some partitions, and is told what it finds.
         self.candidates: Candidates | None = None
@@ -239,29 +247,36 @@ class Wakeups:
 
     def lead(self, keys: Sequence[Key], push: Sent) -> None:
         """Let one parked pop ask right behind a push of these keys."""
-        of_queues: dict[str, list[Key]] = {}
+        if not self.parked or trio.current_time() < self._rests_until:
+            return
+        of_queues: dict[str, dict[Key, None]] = {}
         for key in keys:
             if key[0] in self._by_queue:
-                of_queues.setdefault(key[0], []).append(key)
+                of_queues.setdefault(key[0], {})[key] = None
         for queue, of_queue in of_queues.items():
             for line in self._by_queue[queue].values():
-                waiter = line.first_to_lead()
-                if waiter is None:
-                    continue
-                wanted = self._wanted(line, of_queue)[: waiter.room]
-                if wanted:
-                    waiter.wake_to_ask(Lead(push, wanted, line.leads))
-                    return
+                if line.key.partition is None or (queue, line.key.partition) in of_queue:
+                    waiter = line.first_idle()
+                    if waiter is not None and (wanted := self._wanted(line, of_queue, waiter.room)):
+                        waiter.wake_to_ask(Lead(push, wanted, line.leads))
+                        return
 
-    def _wanted(self, line: _Line, keys: Sequence[Key]) -> list[Key]:
+    def _wanted(self, line: _Line, keys: Iterable[Key], room: int) -> list[Key]:
         """Those of a queue's `keys` that a line waits for and nobody asks about or can have."""
-        return [
+        if self.candidates is None:
+            room = min(room, 1)  # nothing would tell what the pop leaves of the others
+        wanted = (
             key
             for key in keys
             if line.key.partition in (None, key[1])
             and key not in line.leads
             and (self.candidates is None or self.candidates.may_lead(line.key, key[1]))
-        ]
+        )
+        return list(islice(wanted, room))
+
+    def rest_leads(self) -> None:
+        """Lead no pops for a while: a push has taken too long for that."""
+        self._rests_until = trio.current_time() + REST_SECONDS
 
     def wake(self, queue: str, group: str) -> None:
         """Wake one pop that waits for any partition of the queue."""

@@ -217,8 +217,13 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
             raise self.translate(error, statement.name) from error
         self._behind = self._statements[statement]
 
+    @property
+    def first_is_answered(self) -> bool:
+        """Whether it is the turn of what was sent behind; also when the first has failed."""
+        return self._turn is None
+
     async def wait_turn(self) -> None:
-        """Wait until the first statement is answered, or has failed."""
+        """Wait until `first_is_answered`."""
         if self._turn is not None:
             await self._turn.wait()
 

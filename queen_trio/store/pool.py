@@ -86,6 +86,10 @@ class PoolStatistics:
     timeouts_total: int
 
 
+class FirstLasts(Exception):
+    """The statement in front isn't answered yet; what was sent behind it will be undone."""
+
+
 Undo = Callable[["TrioConnection", list[tuple[Any, ...]]], Awaitable[None]]
 """Takes back what a statement did, given the connection that it ran on, and its rows."""
 
@@ -130,7 +134,7 @@ class Pool:
         self._limit = size
         self._idle: list[_Idle] = []
         self._in_use: set[TrioConnection] = set()
-        # Those of them that two statements use: whichever ends first leaves them to the other.
+        # Those of them that two statements use: who ends first takes it out, and leaves it in use.
         self._shared: set[TrioConnection] = set()
         self._connecting = 0
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
@@ -318,9 +322,10 @@ class Pool:
     async def _undo(self, connection: TrioConnection, undo: Undo, seconds: float) -> None:
         """Wait for the answer that nobody wants any more, and take back what it stands for."""
         try:
-            await connection.wait_turn()
-            with suppress(DatabaseError):  # a claim that stays then ends as its lease does
-                await undo(connection, await connection.fetch_behind(deadline_seconds=seconds))
+            with self.grace.shield():
+                await connection.wait_turn()
+                with suppress(DatabaseError):  # a claim that stays then ends as its lease does
+                    await undo(connection, await connection.fetch_behind(deadline_seconds=seconds))
         finally:
             self._put(connection)
 
@@ -459,9 +464,9 @@ class Sent:
     ) -> list[tuple[Any, ...]]:
         """Run `statement` next, or as `Pool.fetch` does where it is too late for that.
 
-        When the first one isn't answered within BEHIND_SECONDS this raises `DatabaseUnavailable`.
-        What was sent will run all the same; then, and when cancelled before, the pool waits for its
-        answer and lets `undo` take back what it did. A lost prepared statement is not retried.
+        When the first one isn't answered within BEHIND_SECONDS this raises `FirstLasts`. What was
+        sent will run all the same; then, and when cancelled before, the pool waits for its answer
+        and lets `undo` take back what it did. A lost prepared statement is not retried.
         """
         pool, connection = self._pool, self._connection
         if not connection.takes_one_more(statement):
@@ -471,14 +476,17 @@ class Sent:
         pool._shared.add(connection)
         its_turn = False
         try:
-            with trio.move_on_after(BEHIND_SECONDS):
+            with trio.move_on_after(BEHIND_SECONDS) as patience:
                 await connection.wait_turn()
-                its_turn = True
+            if patience.cancelled_caught:
+                # After a stall of the loop its answer is there, and its task runs right now.
+                await trio.lowlevel.checkpoint()
+            its_turn = connection.first_is_answered
         finally:
             if not its_turn:
                 pool._nursery.start_soon(pool._undo, connection, undo, statement_seconds)
         if not its_turn:
-            raise DatabaseUnavailable(f"{statement.name}: the statement in front of it lasts")
+            raise FirstLasts
         try:
             return await connection.fetch_behind(deadline_seconds=statement_seconds)
         finally:

@@ -288,7 +288,7 @@ class Store:
             async def give_back(connection: TrioConnection, rows: list[tuple[Any, ...]]) -> None:
                 claimed = [row for row in map(PopRow._make, rows) if row.verdict is None]
                 if claimed:
-                    await connection.fetch(_RELEASE, lease_id)
+                    await connection.fetch(_RELEASE, lease_id, deadline_seconds=SERVING_SECONDS)
                     if on_given_back is not None:
                         on_given_back(claimed)
 

@@ -96,13 +96,24 @@ class Rig:
         """Break http, which has to end the process with 1; returns whether it was broken."""
         broker = self.brokers[number]
         self.look(number)
-        if not await self.sabotage(number, step=step, **{"break": "http"}):
+        done = await self.sabotage(number, step=step, **{"break": "http"})
+        if not done and not await self._is_stopping(number):  # its answer may just not have come
             return False
         code = await trio.to_thread.run_sync(broker.wait, STOP_SECONDS)
         if code != 1:
             self.complaints.append(f"broker {number} ended with {code}: {_tail(broker)}")
         self._look_at_log(number, "nursery crashed, stopping")
         return True
+
+    async def _is_stopping(self, number: int) -> bool:
+        with trio.move_on_after(1):
+            while not any(
+                event["event"] == "nursery crashed, stopping"
+                for event in self.brokers[number].events
+            ):
+                await trio.sleep(0.05)
+            return True
+        return False
 
     async def start(self, number: int) -> None:
         """Start a broker again and wait until it serves."""

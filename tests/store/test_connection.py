@@ -321,91 +321,46 @@ async def test_grace_is_capped_at_shutdown(settings: ConnectionSettings) -> None
 # -- one statement behind another ---------------------------------------------------------------
 
 
-class Pair:
-    """A connection whose statement is followed by another one, unless it is too late for that."""
-
-    def __init__(self, conn: TrioConnection, nursery: trio.Nursery) -> None:
-        self.conn = conn
-        self.nursery = nursery
-        self.order: list[str] = []
-        self.first: Any = None
-        self.second: Any = None
-        self.scope = trio.CancelScope()  # of the second
-        self.late = False
-
-    async def run(
-        self, first: tuple[Any, ...], second: tuple[Any, ...], deadline_seconds: float = 10
-    ) -> None:
-        def follow() -> None:
-            assert self.conn.takes_one_more(second[0])
-            self.nursery.start_soon(self._follow, *second)
-
-        try:
-            self.first = await self.conn.fetch(
-                *first, deadline_seconds=deadline_seconds, on_sent=follow
-            )
-        except DatabaseError as error:
-            self.first = error
-        self.order.append("first")
-
-    async def _follow(self, statement: Statement, *params: Any) -> None:
-        self.late = not self.conn.takes_one_more(statement)
-        if self.late:
-            return
-        with self.scope:
-            try:
-                self.conn.send_behind_nowait(statement, *params)
-                assert not self.conn.takes_one_more(statement)
-                await self.conn.wait_turn()
-                self.second = await self.conn.fetch_behind()
-            except DatabaseError as error:
-                self.second = error
-            self.order.append("second")
-
-
 TRANSACTION = Statement("transaction", "SELECT pg_current_xact_id()::text::bigint, $1::bigint")
 DIVIDE = Statement("divide", "SELECT 1 / $1::integer")
-LOCK = Statement("lock", "SELECT pg_advisory_xact_lock($1::bigint)::text")
 
 
-async def pair_of(
+async def fetch_both(
     conn: TrioConnection, first: tuple[Any, ...], second: tuple[Any, ...], **options: Any
-) -> Pair:
-    """Run both to their ends, again and again until the second was in time.
+) -> tuple[Any, Any]:
+    """Send one behind the other; returns the rows of both, or their errors."""
+    with suppress(DatabaseError):
+        await conn.fetch(*second)  # what follows has to be prepared
 
-    On other connections where this one doesn't survive: `conn` is the first of them.
-    """
+    def follow() -> None:
+        assert conn.takes_one_more(second[0])
+        conn.send_behind_nowait(*second)
+        assert not conn.takes_one_more(second[0])
+
+    answers: list[Any] = []
     with trio.fail_after(10):
-        while True:
-            with suppress(DatabaseError):
-                await conn.fetch(*second)  # what follows has to be prepared
-            async with trio.open_nursery() as nursery:
-                pair = Pair(conn, nursery)
-                await pair.run(first, second, **options)
-            if not pair.late:
-                return pair
-            if not conn.reusable:
-                conn = await connect(conn.settings)
+        for fetch in (partial(conn.fetch, *first, on_sent=follow, **options), conn.fetch_behind):
+            try:
+                answers.append(await fetch())
+            except DatabaseError as error:
+                answers.append(error)
+            assert conn.first_is_answered
+    return answers[0], answers[1]
 
 
 async def test_a_statement_behind_another(conn: TrioConnection) -> None:
     for _ in range(2):
-        pair = await pair_of(conn, (TRANSACTION, 1), (TRANSACTION, 2))
-        [[one, a]], [[two, b]] = pair.first, pair.second
+        [[one, a]], [[two, b]] = await fetch_both(conn, (TRANSACTION, 1), (TRANSACTION, 2))
         assert (a, b) == (1, 2)
         assert one != two, "both in one transaction"
-        assert pair.order == ["first", "second"]
         assert conn.reusable
     assert len(await conn.fetch(TRANSACTION, 3)) == 1
 
 
 async def test_the_second_finds_what_the_first_has_committed(conn: TrioConnection) -> None:
     await conn.execute("CREATE TABLE kept (id bigint)")
-    insert = Statement(
-        "insert", "INSERT INTO kept VALUES ($1::bigint) RETURNING (SELECT count(*) FROM kept)"
-    )
-    pair = await pair_of(conn, (insert, 1), (Statement("count", "SELECT count(*) FROM kept"),))
-    assert pair.second[0][0] == pair.first[0][0] + 1
+    count = Statement("count", "SELECT count(*) FROM kept")
+    assert await fetch_both(conn, (INSERT, 1), (count,)) == ([], [(1,)])
 
 
 async def test_nobody_has_to_follow(conn: TrioConnection) -> None:
@@ -424,11 +379,11 @@ async def test_what_is_not_prepared_can_not_follow(conn: TrioConnection) -> None
 
 @pytest.mark.parametrize("failing", ["first", "second"])
 async def test_of_two_each_fails_alone(conn: TrioConnection, failing: str) -> None:
-    calls = [(DIVIDE, 0), (TRANSACTION, 2)]
-    pair = await pair_of(conn, *(calls if failing == "first" else reversed(calls)))
-    error, rows = pair.first, pair.second
-    if failing == "second":
-        error, rows = rows, error
+    calls: list[tuple[Any, ...]] = [(DIVIDE, 0), (TRANSACTION, 2)]
+    if failing == "first":
+        error, rows = await fetch_both(conn, *calls)
+    else:
+        rows, error = await fetch_both(conn, *reversed(calls))
     assert isinstance(error, DatabaseError)
     assert error.sqlstate == "22012"
     assert rows[0][1] == 2
@@ -450,16 +405,15 @@ async def test_a_second_that_can_not_be_written_leaves_the_first_alone(
 
 async def test_a_killed_backend_fails_both(conn: TrioConnection) -> None:
     kill = Statement("kill", "SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(10)::text")
-    pair = await pair_of(conn, (kill,), (TRANSACTION, 2))
-    assert isinstance(pair.first, DatabaseUnavailable)
-    assert isinstance(pair.second, DatabaseUnavailable)
-    assert not pair.conn.reusable
+    for answer in await fetch_both(conn, (kill,), (TRANSACTION, 2)):
+        assert isinstance(answer, DatabaseUnavailable)
+    assert not conn.reusable
 
 
 async def test_the_deadline_of_the_first_is_not_the_second_s(conn: TrioConnection) -> None:
-    pair = await pair_of(conn, (SLEEP, 30.0), (TRANSACTION, 2), deadline_seconds=0.05)
-    assert "deadline of 0.05 s" in str(pair.first)
-    assert pair.second[0][1] == 2
+    first, second = await fetch_both(conn, (SLEEP, 30.0), (TRANSACTION, 2), deadline_seconds=0.05)
+    assert "deadline of 0.05 s" in str(first)
+    assert second[0][1] == 2
     assert conn.reusable
 
 

@@ -16,7 +16,7 @@ from queen_trio.broker.hints import LocalHints
 from queen_trio.broker.hotlist import Verdict
 from queen_trio.broker.maintenance import Maintenance
 from queen_trio.broker.pop import PopService
-from queen_trio.broker.wakeups import Wakeups
+from queen_trio.broker.wakeups import REST_SECONDS, Wakeups
 from queen_trio.config import PopConfig, SubscriptionMode
 from queen_trio.errors import DatabaseUnavailable
 from queen_trio.model.ids import Uuid7
@@ -72,6 +72,7 @@ class Scene:
         self.store = GatedStore(pool)
         self.wakeups = Wakeups(self.store, config)
         self.candidates = Candidates(self.store, self.wakeups, poll_seconds=0.2)
+        self.wakeups.candidates = self.candidates
         maintenance = Maintenance(SystemStore(pool))
         self.hints = LocalHints(self.wakeups, self.candidates, maintenance)
         self.encryption = Encryption(self.store, None)
@@ -292,6 +293,9 @@ async def test_a_push_that_waits_keeps_nobody_from_what_else_is_committed(
         [claim] = scene.claims
         assert claim is not None
         assert [part.partition for part in claim.partitions] == ["b"]
+        # Where pushes last each would be claimed for nobody: it rests for a while.
+        assert scene.wakeups._rests_until > trio.current_time() + REST_SECONDS / 2
+        assert scene.store.behind == 1
         held.set()
         await scene.pop(30.0)  # what the late answer had claimed was given back
         claim = scene.claims[-1]
@@ -362,8 +366,12 @@ async def test_a_pop_that_acknowledges_at_once_is_not_led(scene: Scene) -> None:
     assert scene.claims[-1] is not None
 
 
+@pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("hotlist", [True, False])
-async def test_a_push_into_many_partitions_serves_as_many(scene: Scene, hotlist: bool) -> None:
+async def test_a_push_into_many_partitions_serves_as_many(
+    scene: Scene, hotlist: bool, batch: int
+) -> None:
+    """Each pop can take what one of them has; none waits for a probe, which nobody serves here."""
     names = "abcd"
     for name in names:
         await scene.push(name)
@@ -372,16 +380,16 @@ async def test_a_push_into_many_partitions_serves_as_many(scene: Scene, hotlist:
     if not hotlist:
         scene.wakeups.candidates = scene.pops._candidates = None
     keys = [("q", name) for name in names]
-    encoded = scene.encryption.encode("q", [b'{"id":"1","data":1}'])
+    encoded = scene.encryption.encode("q", [b'{"id":"1","data":1}'] * batch)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             for _ in names:
-                nursery.start_soon(partial(scene.pop, 30.0, batch=1))
+                nursery.start_soon(partial(scene.pop, 30.0, batch=batch))
                 await scene.wait_parked()
+            hashes = [b"".join(hash_of(f"new{name}{n}") for n in range(batch)) for name in names]
             await scene.store.push(
-                ["q"] * 4, list(names), [1] * 4, [encoded.size] * 4,
-                [hash_of(f"new{name}") for name in names], [encoded.blob] * 4,
-                [NOTHING_VERIFIED] * 4, [None] * 4, [None] * 4, None,
+                ["q"] * 4, list(names), [batch] * 4, [encoded.size] * 4, hashes,
+                [encoded.blob] * 4, [NOTHING_VERIFIED] * 4, [None] * 4, [None] * 4, None,
                 partial(scene.wakeups.lead, keys),
             )  # fmt: skip
             if hotlist:

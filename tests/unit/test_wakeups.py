@@ -8,8 +8,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from queen_trio.broker.candidates import Candidates
 from queen_trio.broker.wakeups import (
     PROBE_MAX_LINES,
+    REST_SECONDS,
     TICK_SECONDS,
     Lead,
     PopKey,
@@ -89,6 +91,12 @@ class Scene:
         self.nursery.start_soon(pop)
         await wait_all_tasks_blocked()
         return scope
+
+    def hotlist_says_yes(self) -> None:
+        """Let the hot-list know of every partition, and of none that it waits for."""
+        candidates = Candidates(self.wakeups._store, self.wakeups, 1.0)
+        self.wakeups.candidates = candidates
+        candidates._hotlist.ring("q", "g", 0.0).seed([])
 
     def probed_at(self, key: PopKey) -> list[float]:
         return [round(at, 6) for at, keys, _ in self.probes.calls if key in keys]
@@ -413,6 +421,7 @@ class Led:
 
 def test_a_push_on_its_way_leads_one_and_its_news_wakes_no_other() -> None:
     async def scenario(scene: Scene) -> None:
+        scene.hotlist_says_yes()
         led = await Led(scene, "led", key()).park()
         await scene.park("other", key())
         scene.wakeups.lead([("x", "p"), ("q", "p"), ("q", "r")], PUSH)
@@ -472,6 +481,7 @@ def test_news_of_other_partitions_wakes_while_a_pop_is_led() -> None:
 
 def test_a_push_leads_to_no_more_partitions_than_the_pop_can_take() -> None:
     async def scenario(scene: Scene) -> None:
+        scene.hotlist_says_yes()
         led = await Led(scene, "led", key(), room=2).park()
         keys = [("q", name) for name in "abc"]
         scene.wakeups.lead(keys, PUSH)
@@ -492,15 +502,43 @@ def test_two_pushes_into_a_partition_lead_one_pop() -> None:
     play(scenario)
 
 
-def test_who_can_not_be_led_or_does_not_wait_yet_is_passed_over() -> None:
+def test_who_asks_already_is_passed_over() -> None:
     async def scenario(scene: Scene) -> None:
-        await Led(scene, "autoAck", key(), room=0).park()
-        with scene.wakeups.waiter(key(), 100):  # asks for the first time
-            third = await Led(scene, "third", key()).park()
+        with scene.wakeups.waiter(key(), 100):
+            led = await Led(scene, "led", key()).park()
             for name in "pr":
                 scene.wakeups.lead([("q", name)], PUSH)
             await wait_all_tasks_blocked()
-        assert [lead.keys for lead in third.leads] == [[("q", "p")]]
+        assert [lead.keys for lead in led.leads] == [[("q", "p")]]
+
+    play(scenario)
+
+
+def test_who_can_not_be_led_is_not_passed_over() -> None:
+    """Else those behind it would get all."""
+
+    async def scenario(scene: Scene) -> None:
+        await Led(scene, "autoAck", key(), room=0).park()
+        other = await Led(scene, "other", key()).park()
+        scene.wakeups.lead([("q", "p")], PUSH)
+        scene.wakeups.notify([("q", "p")])
+        await wait_all_tasks_blocked()
+        assert scene.woken == ["autoAck"]
+        assert other.leads == []
+
+    play(scenario)
+
+
+def test_after_a_push_that_lasted_none_leads_for_a_while() -> None:
+    async def scenario(scene: Scene) -> None:
+        led = await Led(scene, "led", key()).park()
+        scene.wakeups.rest_leads()
+        scene.wakeups.lead([("q", "p")], PUSH)
+        await trio.sleep(REST_SECONDS)
+        assert led.leads == []
+        scene.wakeups.lead([("q", "p")], PUSH)
+        await wait_all_tasks_blocked()
+        assert len(led.leads) == 1
 
     play(scenario)
 
