@@ -1,5 +1,7 @@
 """Any bytes, cut anywhere, are the same requests and at most one refusal, and nothing is raised.
 
+So they are where their beginning has been seen before.
+
 A request has a target, headers and a body within the limits; the body budget is given back. Which
 of two faults a refusal names may depend on the cut: llhttp tells of a name at its end, or the
 piece's.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from queen_trio.http.lean import _Parser, _Refused, _Request
+from queen_trio.http.lean import _KnownHeads, _Parser, _Refused, _Request
 from queen_trio.http.limits import BodyBudget, HttpLimits
 
 LIMITS = HttpLimits(max_body=200, max_head=400, max_target=60, max_headers=8)
@@ -40,13 +42,16 @@ INPUTS = st.lists(
 
 
 def check(data: bytes) -> None:
-    assert verdicts([data]) == verdicts([data[n : n + 1] for n in range(len(data))])
+    known = _KnownHeads()
+    whole = verdicts([data], known)
+    assert whole == verdicts([data[n : n + 1] for n in range(len(data))], _KnownHeads())
+    assert whole == verdicts([data], known)
 
 
-def verdicts(pieces: list[bytes]) -> list[object]:
+def verdicts(pieces: list[bytes], known: _KnownHeads) -> list[object]:
     """What a connection would do: requests, and a refusal or a close as the last."""
     budget = BodyBudget.of(LIMITS)
-    parser = _Parser(LIMITS, budget)
+    parser = _Parser(LIMITS, budget, known)
     try:
         return feed(parser, pieces)
     finally:
