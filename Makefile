@@ -35,8 +35,8 @@ servers: ## Fetch HAProxy, PgBouncer and nss_wrapper, which tests run, into .cac
 lock: $(VENV)/dev ## Write requirements*.txt anew from pyproject.toml
 	./.ci/lock
 
-bench: $(VENV)/dev ## Measure push, drain and latency on this machine, beside PostgreSQL alone
-	$(BIN)/python -m bench
+bench: $(VENV)/dev ## Measure push, drain and latency, beside PostgreSQL alone and with two workers
+	$(BIN)/python -m bench --workloads a,b,c,d,wa,wb,wc
 
 # Clients with the drivers of all peers. Their servers are the system's; what isn't there is left out.
 PEERS := .cache/peers
