@@ -441,7 +441,11 @@ class TrioConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     @property
     def reusable(self) -> bool:
         """True when nothing is open or running on it and no error spoke against using it again."""
-        return not self._doomed and not self._unanswered and self.pgconn.transaction_status == IDLE
+        return (
+            not self._doomed
+            and self.pgconn.pipeline_status == pq.PipelineStatus.OFF
+            and self.pgconn.transaction_status == IDLE
+        )
 
     def is_quiet_nowait(self) -> bool:
         """Say whether an idle connection has nothing to read; it has when its backend was killed.

@@ -371,6 +371,13 @@ async def test_nobody_has_to_follow(conn: TrioConnection) -> None:
     assert not conn.takes_one_more(SLEEP)
 
 
+async def test_a_pipeline_that_was_begun_and_not_ended_costs_the_connection(
+    conn: TrioConnection,
+) -> None:
+    conn.pgconn.enter_pipeline_mode()  # and the statement could not be sent
+    assert not conn.reusable
+
+
 async def test_what_is_not_prepared_can_not_follow(conn: TrioConnection) -> None:
     could: list[bool] = []
     await conn.fetch(SLEEP, 0.0, on_sent=lambda: could.append(conn.takes_one_more(LENGTH)))
