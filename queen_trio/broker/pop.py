@@ -157,22 +157,18 @@ class PopService:
         try:
             if ring is None or self._candidates is None:
                 rows = await self._ask(request, lease_id, arrival, None, lead.push)
-            else:
-                names = ring.take_these([partition for _, partition in lead.keys])
-                if not names:
-                    return None
-                rows = await self._ask_about(
-                    names, ring, self._candidates, request, lease_id, arrival, lead.push
-                )
+                return self._claim_of(request, lease_id, rows)
+            names = ring.take_these([partition for _, partition in lead.keys])
+            if not names:
+                return None
+            return await self._claim_about(
+                names, ring, self._candidates, request, lease_id, arrival, lead.push
+            )
         except FirstLasts:
             self._wakeups.rest_leads()
-            return None
         except DatabaseUnavailable:
-            return None
-        claim = self._claim_of(request, lease_id, rows)
-        if claim is not None and ring is not None and ring.promising:
-            self._wakeups.wake(ring.queue, ring.group)
-        return claim
+            pass
+        return None
 
     async def _claim_from(
         self,
@@ -195,19 +191,16 @@ class PopService:
                 if ring.seeded:
                     return None
                 break
-            rows = await self._ask_about(names, ring, candidates, request, lease_id, arrival)
+            claim = await self._claim_about(names, ring, candidates, request, lease_id, arrival)
+            if claim is not None:
+                return claim
             # Where others have emptied many, few look-ups must find the one that is left.
             most = max(most, min(most * WIDENING, CANDIDATES_AT_ONCE))
-            claim = self._claim_of(request, lease_id, rows)
-            if claim is not None:
-                if ring.promising:
-                    candidates.pass_on(ring)
-                return claim
         # So many are wrong that one look at everything is cheaper, or the ring is no guide now.
         rows = await self._ask(request, lease_id, arrival, None)
         return self._claim_of(request, lease_id, rows)
 
-    async def _ask_about(
+    async def _claim_about(
         self,
         names: Sequence[str],
         ring: Ring,
@@ -216,15 +209,18 @@ class PopService:
         lease_id: str,
         arrival: float,
         behind: Sent | None = None,
-    ) -> list[PopRow]:
-        """Ask about candidates that were taken from the ring; returns the claims alone."""
+    ) -> Claim | None:
+        """Claim from candidates that were taken from the ring, and settle them there."""
         try:
             rows = await self._ask(request, lease_id, arrival, names, behind)
         except BaseException:
             candidates.requeue(ring, names)
             raise
         candidates.settle(ring, names, rows)
-        return [row for row in rows if row.verdict is None]
+        claim = self._claim_of(request, lease_id, [row for row in rows if row.verdict is None])
+        if claim is not None and ring.promising:
+            candidates.pass_on(ring)
+        return claim
 
     async def _ask(
         self,
