@@ -13,6 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from bench.load import payload, walk
+from bench.peers.messages import MessageConsumer
 from bench.peers.peer import Peer
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length: "
-# How long a drain's pop waits for more, and the one that measures latency.
-TAKE_MS: Final = 300
-LISTEN_MS: Final = 5000
 
 
 class Http(asyncio.Protocol):
@@ -87,7 +85,7 @@ class Http(asyncio.Protocol):
         return self._reply
 
 
-class BrokerConnection:
+class BrokerConnection(MessageConsumer):
     """Push, pop and ack over one HTTP connection."""
 
     def __init__(self, http: Http, load: Load, index: int) -> None:
@@ -139,13 +137,6 @@ class BrokerConnection:
         if answer.count(b'"success":true') != len(messages):
             raise RuntimeError(f"not all of {len(messages)} were acknowledged: {answer[:300]!r}")
 
-    async def take(self, limit: int) -> list[int]:
-        """Pop and acknowledge up to `limit` messages; return their numbers, none at the end."""
-        messages = await self.receive(limit, TAKE_MS)
-        if messages:
-            await self.acknowledge(messages)
-        return [message["data"]["i"] for message in messages]
-
     async def drop(self, limit: int, partitions: int) -> int:
         """Take messages of many partitions without a lease; return how many they were."""
         path = f"/api/v1/pop/queue/{self._queue}?autoAck=true&batch={limit}&partitions={partitions}"
@@ -183,7 +174,4 @@ class Queen(Peer):
 
     async def listen(self, received: Callable[[Sequence[int]], None]) -> None:
         [consumer] = await self.consumers(1)
-        while True:
-            if messages := await consumer.receive(100, LISTEN_MS):
-                received([message["data"]["i"] for message in messages])
-                await consumer.acknowledge(messages)
+        await consumer.listen(received)

@@ -8,11 +8,12 @@ process, as many as fill a backlog, would be opened again and again.
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from queen import Queen
 
 from bench.load import PAD, walk
+from bench.peers.messages import MessageConsumer
 from bench.peers.peer import Peer
 
 if TYPE_CHECKING:
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
 
     from bench.load import Load
 
-# How long a drain's pop waits for more, and the one that measures latency: as in queen.py.
-TAKE_MS: Final = 300
-LISTEN_MS: Final = 5000
 
-
-class ClientConnection:
+class ClientConnection(MessageConsumer):
     """Push, pop and ack by one client, with one request at a time."""
 
     def __init__(self, client: Queen, load: Load, index: int) -> None:
@@ -58,13 +55,6 @@ class ClientConnection:
         if not answer["success"] or len(answer["results"]) != len(messages):
             raise RuntimeError(f"not all of {len(messages)} were acknowledged: {answer!r:.300}")
 
-    async def take(self, limit: int) -> list[int]:
-        """Pop and acknowledge up to `limit` messages; return their numbers, none at the end."""
-        messages = await self.receive(limit, TAKE_MS)
-        if messages:
-            await self.acknowledge(messages)
-        return [message["data"]["i"] for message in messages]
-
 
 class QueenClient(Peer):
     """The official client's batch calls: a push of a list, a pop, an ack of its messages."""
@@ -85,7 +75,4 @@ class QueenClient(Peer):
 
     async def listen(self, received: Callable[[Sequence[int]], None]) -> None:
         [consumer] = await self.consumers(1)
-        while True:
-            if messages := await consumer.receive(100, LISTEN_MS):
-                received([message["data"]["i"] for message in messages])
-                await consumer.acknowledge(messages)
+        await consumer.listen(received)
