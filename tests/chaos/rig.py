@@ -106,14 +106,12 @@ class Rig:
         return True
 
     async def _is_stopping(self, number: int) -> bool:
-        with trio.move_on_after(1):
-            while not any(
-                event["event"] == "nursery crashed, stopping"
-                for event in self.brokers[number].events
-            ):
-                await trio.sleep(0.05)
-            return True
-        return False
+        wait = self.brokers[number].wait_event
+        try:
+            await trio.to_thread.run_sync(wait, "nursery crashed, stopping", 1.0)
+        except AssertionError:
+            return False
+        return True
 
     async def start(self, number: int) -> None:
         """Start a broker again and wait until it serves."""

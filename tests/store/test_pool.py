@@ -25,6 +25,7 @@ from queen_trio.store.pool import (
     backoff_seconds,
     open_pool,
 )
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,12 +40,6 @@ if TYPE_CHECKING:
 ONE = Statement("one", "SELECT 1")
 BACKEND = Statement("backend", "SELECT pg_backend_pid()")
 SLEEP = Statement("sleep", "SELECT pg_sleep($1::float8)::text")
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - what the server did, no Event tells
-            await trio.sleep(0.005)
 
 
 async def hold(pool: Pool, count: int, nursery: trio.Nursery) -> Callable[[], None]:

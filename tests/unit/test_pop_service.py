@@ -25,18 +25,14 @@ from queen_trio.model.pop import Claim, PopRequest
 from queen_trio.store.connection import IDLE, connect
 from queen_trio.store.queries import NOTHING_VERIFIED, PopRow, Store
 from queen_trio.store.system import SystemStore
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from queen_trio.store.connection import TrioConnection
     from queen_trio.store.pool import Pool
     from queen_trio.store.settings import ConnectionSettings
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what the server did, no Event tells
-        await trio.sleep(0.001)
 
 
 class GatedStore(Store):
